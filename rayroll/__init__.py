@@ -1,0 +1,1 @@
+"""rayroll: a distributed rollout executor for coding-agent RL that measures, and removes, the infrastructure tax."""
