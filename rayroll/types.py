@@ -119,6 +119,10 @@ class Task:
     """Environment of the grader."""
     agent_user: str | None = None
     """User of the agent's commands; None: the image's own."""
+    grade_user: str | None = None
+    """User of the grader; None: the image's own."""
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the known fix."""
     agent_timeout_s: float = 3600.0
     grade_timeout_s: float = 600.0
     build_timeout_s: float = 600.0
