@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol
 
 from rayroll.config import Config
-from rayroll.errors import ConfigError, unknown_name
+from rayroll.errors import ConfigError, InfraFailure, unknown_name
 from rayroll.types import FileTree, Rung
 
 __all__ = [
@@ -80,6 +80,7 @@ class SandboxSpec:
     environment: FileTree | None = None
     """A build context with a ``Dockerfile``, built once and kept by content."""
     workdir: str = "/"
+    """Where commands start; ``/``: where the image says (its WORKDIR)."""
     env: Mapping[str, str] = field(default_factory=dict)
     cpus: float = 1.0
     memory_mib: int = 2048
@@ -90,6 +91,9 @@ class SandboxSpec:
     host_packages: tuple[str, ...] | None = None
     """See ``Task.host_packages``."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    trusted: bool = False
+    """Its commands come from rayroll's own scripted policies, not from a model. Only then may ``local`` fall back to a
+    plain process where bubblewrap does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,11 @@ class SandboxRef:
     run_id: str
     owner: str
     state: str = "running"
+    """``running``; anything else is on its way up or a leftover (``created``, ``exited``, ``dead``)."""
+    age_s: float = field(default=0.0, compare=False)
+    """Since it was created, when it was listed; by wall clock."""
+    lease_s: float = field(default=0.0, compare=False)
+    """How long it may outlive its owner's last word; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,9 @@ class Sandbox:
     system: Literal["image", "host"] = "image"
     """``host``: it stands on the node's own system, so its work is not comparable with an image's."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    root: str = "/"
+    """What the runner calls the sandbox's ``/``. Another folder only for a plain process without isolation: prefix
+    every path of the task with it."""
 
 
 class SubstrateConfig(Config):
@@ -186,6 +198,32 @@ class Substrate(ABC):
     @abstractmethod
     async def destroy(self, ref: SandboxRef) -> None:
         """Remove a sandbox in whatever state. Removing what is gone is no error."""
+
+    async def sweep(self, labels: Mapping[str, str], *, older_than_s: float | None = None) -> tuple[SandboxRef, ...]:
+        """Destroy what was left behind, and return it.
+
+        Args:
+            labels: Which (``run``, ``owner``); empty: all of this user on this node.
+            older_than_s: Also those still running, once they are that old. None: leftovers only, that is what does
+                not run and is older than its lease.
+
+        Raises:
+            ExceptionGroup: Some could not be destroyed; the others were.
+        """
+        swept: list[SandboxRef] = []
+        errors: list[Exception] = []
+        for ref in await self.list(labels):
+            idle = ref.state != "running" and ref.age_s > ref.lease_s
+            if not (idle if older_than_s is None else ref.age_s >= older_than_s):
+                continue
+            try:
+                await self.destroy(ref)
+                swept.append(ref)
+            except InfraFailure as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} sandboxes of substrate {self.kind!r} could not be removed", errors)
+        return tuple(swept)
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
         """Why a sandbox ended, as far as this substrate can tell (``oom``, ``exit 137``); "" when it cannot."""

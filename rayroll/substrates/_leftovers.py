@@ -1,0 +1,181 @@
+"""What a local sandbox leaves on a node's disk, and how any process finds and removes it.
+
+Standard library only and no imports from this package: the reaper runs this file without the rest (see _reaper.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+__all__ = ["Remains", "base_dir", "find", "is_alive", "make_base", "remove", "remove_tree", "started_at"]
+
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Remains:
+    """One sandbox's folder and what belongs to it, as its ``state.json`` says."""
+
+    id: str
+    run_id: str
+    owner: str
+    lease_s: float
+    created_unix_s: float
+    host_pid: int
+    host_started_at: int
+    pid: int = 0
+    """The runner's process on the node; 0 until it is known."""
+    pid_started_at: int = 0
+    isolated: bool = True
+    """False: no pid namespace ends with the runner, so it is asked first to kill what it started."""
+    cgroups: tuple[str, ...] = ()
+    folder: str = ""
+    """Where it was found; not written to the file."""
+
+    def write(self) -> None:
+        """Put it on disk, whole or not at all."""
+        record = asdict(self)
+        del record["folder"]
+        target = Path(self.folder) / STATE
+        half = target.with_suffix(".half")
+        half.write_text(json.dumps(record))
+        half.replace(target)
+
+    def with_process(self, pid: int) -> Remains:
+        """The same with the runner's process in it."""
+        return replace(self, pid=pid, pid_started_at=started_at(pid) or 0)
+
+    @property
+    def state(self) -> str:
+        """``running``, ``starting`` (its host lives) or ``dead``."""
+        if self.pid and is_alive(self.pid, self.pid_started_at):
+            return "running"
+        return "starting" if not self.pid and is_alive(self.host_pid, self.host_started_at) else "dead"
+
+
+def base_dir() -> Path:
+    """Folder of all local sandboxes of this user on this node. Short, because socket paths end at 108 bytes."""
+    return Path(tempfile.gettempdir()) / f"rayroll-{os.geteuid()}"
+
+
+def make_base(base: Path) -> None:
+    """Create the folder, or refuse one that somebody else could have put there.
+
+    Raises:
+        PermissionError: It exists and is not ours, or is a link.
+    """
+    base.mkdir(mode=0o711, parents=True, exist_ok=True)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{base} exists, but is not a folder that only this user can write to")
+
+
+def find(base: Path, labels: Mapping[str, str]) -> Iterator[Remains]:
+    """Every sandbox below ``base`` whose ``run`` and ``owner`` equal those in ``labels``."""
+    with contextlib.suppress(FileNotFoundError):
+        for folder in sorted(base.iterdir()):
+            remains = _read(folder)
+            if remains is not None and all(_label(remains, name) == value for name, value in labels.items()):
+                yield remains
+
+
+def _label(remains: Remains, name: str) -> str | None:
+    return {"run": remains.run_id, "owner": remains.owner}.get(name)
+
+
+def _read(folder: Path) -> Remains | None:
+    try:
+        record = json.loads((folder / STATE).read_bytes())
+        record["cgroups"] = tuple(record.get("cgroups", ()))
+        return Remains(**record, folder=str(folder))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def started_at(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot, which with the pid names it for good; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether exactly this process still runs."""
+    return started_at(pid) == start
+
+
+def remove(remains: Remains, *, patience_s: float = 10.0) -> None:
+    """Kill what runs, then remove the folder and the cgroups. What is gone already is no error.
+
+    Raises:
+        OSError: Something could not be removed.
+    """
+    deadline = time.monotonic() + patience_s
+    if remains.pid:
+        if not remains.isolated:
+            _end(remains.pid, remains.pid_started_at, signal.SIGTERM, min(deadline, time.monotonic() + 2.0))
+        _end(remains.pid, remains.pid_started_at, signal.SIGKILL, deadline)
+    for cgroup in remains.cgroups:
+        _remove_cgroup(Path(cgroup), deadline)
+    remove_tree(Path(remains.folder))
+
+
+def _end(pid: int, start: int, how: signal.Signals, deadline: float) -> None:
+    try:
+        handle = os.pidfd_open(pid)  # then compare: the number cannot be reused for another process any more
+    except OSError:
+        return
+    try:
+        if is_alive(pid, start):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, how)
+            while is_alive(pid, start) and time.monotonic() < deadline:
+                time.sleep(0.005)
+    finally:
+        os.close(handle)
+
+
+def _remove_cgroup(cgroup: Path, deadline: float) -> None:
+    while cgroup.exists():
+        try:
+            cgroup.rmdir()
+        except OSError:  # still has processes
+            if time.monotonic() > deadline:
+                raise
+            with contextlib.suppress(OSError):
+                for pid in (cgroup / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder whose contents a hostile program arranged.
+
+    By ``rm``: shutil.rmtree recurses, and a thousand nested folders end it with RecursionError.
+
+    Raises:
+        OSError: Something is still there.
+    """
+    if _rm(folder) and os.geteuid() != 0:
+        # Folders without permissions: their owner may give them back.
+        subprocess.run(["chmod", "-R", "u+rwX", "--", folder], stderr=subprocess.DEVNULL, check=False)
+        _rm(folder)
+    if os.path.lexists(folder):
+        raise OSError(f"{folder} could not be removed")
+
+
+def _rm(folder: Path) -> int:
+    done = subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+    return done.returncode
