@@ -6,6 +6,7 @@ RayrollError
 │   └── ClosedError        used after close
 ├── TaskError              the task is broken: it is set aside and named
 │   └── GraderError        its tests gave no verdict
+├── SandboxFileError       a path in the sandbox is missing, full or forbidden: an agent can cause it
 └── InfraFailure           the machine: the only kind that is retried and masked
     ├── SubstrateError     a sandbox could not be made, listed or destroyed
     │   ├── EngineDownError    the engine, cluster or provider does not answer
@@ -43,6 +44,7 @@ __all__ = [
     "InfraFailure",
     "ProtocolError",
     "RayrollError",
+    "SandboxFileError",
     "SandboxLostError",
     "StartTimeoutError",
     "SubstrateError",
@@ -115,6 +117,21 @@ class GraderError(TaskError):
     """The task's tests ended without a verdict that can be read."""
 
     fault: ClassVar[Fault] = "grader"
+
+
+class SandboxFileError(RayrollError):
+    """A file operation inside a sandbox was refused by its system; ``facts["errno"]`` says how.
+
+    An agent can cause every one of these (it deletes, fills the disk, takes permissions away), so the fault is the
+    policy's.
+    """
+
+    fault: ClassVar[Fault] = "policy"
+
+    @property
+    def errno(self) -> int:
+        """The system's number for it, as in :mod:`errno`."""
+        return int(self.facts.get("errno", 0))
 
 
 class InfraFailure(RayrollError):

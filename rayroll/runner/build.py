@@ -1,7 +1,7 @@
 """The runner's binary: found by the hash of its source in the user's cache, else built there.
 
-Nodes find it themselves: a job's working folder carries sources, never build products (``.gitignore`` keeps those out of
-``ray job submit``). One toolchain serves both CPUs: ``ziglang``'s musl targets make a static program of some tens of kB
+Nodes find it themselves: a job's working folder carries sources, never build products (``.gitignore`` keeps those
+out of ``ray job submit``). One toolchain serves both CPUs: ``ziglang``'s musl targets make a static program of 100 kB
 that starts in any Linux image, where the machine's own compiler makes 700 kB and cannot aim at the other CPU.
 """
 

@@ -174,18 +174,15 @@ pid_t keeper_start(struct launch *l, int *control_fd) {
     if (pid == 0) {
         /* Only what this command needs stays open: another request's pipe held here would never end, and the channel
          * is not the keeper's. Low numbers first, then everything above them is closed at once. */
-        int wanted[] = {pair[1], l->out_fd, l->in_fd, l->state_fd, l->script_fd, rc_fd()};
-        int *const places[] = {&pair[1], &l->out_fd, &l->in_fd, &l->state_fd, &l->script_fd};
+        int *const wanted[] = {&pair[1], &l->out_fd, &l->in_fd, &l->state_fd, &l->script_fd, &rc_fd, &runner_fd};
         enum { COUNT = sizeof wanted / sizeof *wanted, FIRST = 10 };
         for (int i = 0; i < COUNT; i++)
-            if (wanted[i] >= 0) wanted[i] = fcntl(wanted[i], F_DUPFD_CLOEXEC, 100);
+            if (*wanted[i] >= 0) *wanted[i] = fcntl(*wanted[i], F_DUPFD_CLOEXEC, 100);
         null_stdio();
         for (int i = 0; i < COUNT; i++) {
-            if (wanted[i] >= 0) dup3(wanted[i], FIRST + i, O_CLOEXEC);
+            if (*wanted[i] >= 0) *wanted[i] = dup3(*wanted[i], FIRST + i, O_CLOEXEC);
             else close(FIRST + i);
         }
-        for (int i = 0; i < COUNT - 1; i++) *places[i] = wanted[i] >= 0 ? FIRST + i : -1;
-        rc_moved(FIRST + COUNT - 1);
         for (int fd = 3; fd < FIRST; fd++) close(fd);
         close_from(FIRST + COUNT);
         if (chdir("/")) _exit(70); /* not to hold the agent's directory */

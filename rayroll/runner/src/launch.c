@@ -104,23 +104,20 @@ static void each_item(struct bytes items, struct list *l, void (*add)(struct lis
     }
 }
 
-static char **resolved_argv(struct list args, char *const *envp) {
+/* A program named without a slash is looked up in the PATH it will run with. */
+static char *resolved(const char *name, char *const *envp) {
     const char *path = "/usr/local/bin:/usr/bin:/bin";
-    if (!args.n || strchr(args.items[0], '/')) return args.items;
+    char full[PATH_MAX];
+    if (strchr(name, '/')) return xstrndup(name, strlen(name));
     for (char *const *e = envp; e && *e; e++)
         if (!strncmp(*e, "PATH=", 5)) path = *e + 5;
     while (*path) {
         size_t n = strcspn(path, ":");
-        char full[PATH_MAX];
-        if (n && snprintf(full, sizeof full, "%.*s/%s", (int)n, path, args.items[0]) < (int)sizeof full &&
-            access(full, X_OK) == 0) {
-            free(args.items[0]);
-            args.items[0] = xstrndup(full, strlen(full));
-            break;
-        }
+        if (n && snprintf(full, sizeof full, "%.*s/%s", (int)n, path, name) < (int)sizeof full && access(full, X_OK) == 0)
+            return xstrndup(full, strlen(full));
         path += n + (path[n] == ':');
     }
-    return args.items;
+    return xstrndup(name, strlen(name));
 }
 
 /* The script is one argument where it fits, so that bash prints just what `bash -c` prints; a descriptor where not. */
@@ -129,19 +126,19 @@ static const char *shell_args(struct launch *l, struct bytes script, struct list
     if (!shell) return "shell: the image has no shell (looked for bash and sh in /bin, /usr/bin, /usr/local/bin, /busybox)";
     if (memchr(script.p, 0, script.n)) return "arguments: the script holds a NUL byte";
     bool bash = is_bash(shell), fits = script.n + 32 < ARG_MAX_BYTES;
-    char file[40], trap[PATH_MAX + 96];
+    char file[40], trap[160];
     snprintf(file, sizeof file, "/proc/self/fd/%d", FD_SCRIPT);
     if (!fits && (l->script_fd = memfd_with("script", script.p, script.n, false)) < 0)
         return "arguments: no memory for the script";
     char *text = xstrndup(script.p, script.n);
-    list_add(args, shell);
+    l->program = xstrndup(shell, strlen(shell));
+    list_add(args, bash ? "bash" : "sh"); /* what its messages begin with */
     if (bash || !l->carry) {
         if (fits) list_add(args, "-c");
         list_add(args, fits ? text : file);
     } else {
-        int n = snprintf(trap, sizeof trap, STATE_TRAP "; ", runner_path());
         /* One eval: `shift` first, so that the script does not see itself as $1. */
-        snprintf(trap + n, sizeof trap - (size_t)n, fits ? "eval \"shift; $1\"" : ". %s", file);
+        snprintf(trap, sizeof trap, STATE_TRAP "; %s %s", fits ? "eval" : ".", fits ? "\"shift; $1\"" : file);
         list_add(args, "-c");
         list_add(args, trap);
         list_add(args, "sh");
@@ -182,14 +179,15 @@ const char *launch_prepare(struct launch *l, struct bytes request, int out_fd) {
     if (script.p) problem = shell_args(l, script, &args);
     else if (argv.p && argv.n) each_item(argv, &args, list_add);
     else problem = "arguments: neither a script nor arguments";
-    if (!problem && l->carry && is_bash(args.items[0])) {
+    if (!problem && l->carry && is_bash(l->program)) {
         char entry[64];
         snprintf(entry, sizeof entry, "BASH_ENV=/proc/self/fd/%d", FD_RC);
         set_variable(&env, entry);
     }
     if (!env.items) env.items = calloc(1, sizeof *env.items);
     l->envp = env.items;
-    l->args = argv.p && !script.p ? resolved_argv(args, env.items) : args.items;
+    l->args = args.items;
+    if (args.n && !l->program) l->program = resolved(args.items[0], env.items);
     for (size_t i = 0; i < env.n && !problem; i++)
         if (strlen(env.items[i]) >= ARG_MAX_BYTES) problem = "arguments: a variable is longer than 131071 bytes";
     if (!problem && l->carry && (l->state_fd = memfd_with("state", "", 0, false)) < 0)
@@ -208,6 +206,7 @@ static void free_list(char **items) {
 void launch_free(struct launch *l) {
     free_list(l->envp);
     free_list(l->args);
+    free(l->program);
     free(l->cwd);
     if (l->in_fd >= 0) close(l->in_fd);
     if (l->script_fd >= 0) close(l->script_fd);
@@ -242,7 +241,8 @@ static void become_command(struct launch *l) {
     dup2(l->out_fd, 2);
     if (l->state_fd >= 0) {
         dup2(l->state_fd, FD_STATE);
-        if (is_bash(l->args[0])) dup2(rc_fd(), FD_RC);
+        dup2(runner_fd, FD_RUNNER);
+        if (is_bash(l->program)) dup2(rc_fd, FD_RC);
     }
     if (l->script_fd >= 0) dup2(l->script_fd, FD_SCRIPT);
     for (int i = 0; i < rlimit_count; i++) {
@@ -260,12 +260,10 @@ static void become_command(struct launch *l) {
 
 pid_t launch_child(struct launch *l, int *error) {
     volatile int failed = 0;
-    rc_fd(); /* made before the vfork: the child must not allocate */
-    runner_path();
     pid_t pid = vfork();
     if (pid == 0) {
         become_command(l);
-        if (enter_directory(l)) execve(l->args[0], l->args, l->envp);
+        if (enter_directory(l)) execve(l->program, l->args, l->envp);
         failed = errno;
         _exit(127);
     }

@@ -201,7 +201,7 @@ static int serve(int argc, char **argv) {
     if (!take_key()) return usage();
     state_init(&carried);
     take_signals();
-    runner_path();
+    shared_open();
     if (chdir("/")) return 1;
     lease_deadline_ns = now_ns() + lease_ns;
     if (listen_path && !listen_at(listen_path)) return 1;

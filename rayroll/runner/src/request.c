@@ -32,7 +32,7 @@ struct request {
     int control, out, state_fd;
     struct keeper_note note;
     bool exited;
-    u64 total_at_ns, idle_ns, idle_at_ns, grace_ns, lost_at_ns;
+    u64 total_at_ns, idle_ns, idle_at_ns, grace_ns, limit_at_ns, lost_at_ns;
     struct pressure before;
     struct buf head, tail;
     size_t head_cap, tail_cap;
@@ -196,6 +196,7 @@ static void finish_command(struct request *r) {
     bool saved = r->state_fd >= 0 && state_take(r->state_fd, (struct bytes){r->payload.p, r->payload.n});
     u64 now = now_ns();
     u64 started = n->started_ns ? n->started_ns : r->started_ns, exited = n->exited_ns ? n->exited_ns : now;
+    if (r->limit_at_ns && r->limit_at_ns < exited) exited = r->limit_at_ns; /* the kill is not the command's time */
     int signal = lost ? SIGKILL : WIFSIGNALED(n->status) ? WTERMSIG(n->status) : 0;
 
     r->head_kept = r->head.n;
@@ -264,8 +265,9 @@ static void on_control(void *owner, short events) {
     struct request *r = owner;
     struct keeper_note note;
     (void)events;
-    if (recv(r->control, &note, sizeof note, MSG_DONTWAIT) != (ssize_t)sizeof note) {
-        if (errno == EAGAIN) return;
+    ssize_t n = recv(r->control, &note, sizeof note, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n != (ssize_t)sizeof note) {
         keeper_lost(r);
         return;
     }
@@ -286,6 +288,7 @@ static void end_command(struct request *r, u8 limit, u64 now) {
     if (r->type != F_EXEC || r->phase != RUNNING || r->limit != LIMIT_NONE) return;
     struct keeper_order order = {r->grace_ns};
     r->limit = limit;
+    r->limit_at_ns = now;
     r->lost_at_ns = now + r->grace_ns + 7000000000u; /* the keeper itself gives up killing after 5 s */
     send(r->control, &order, sizeof order, MSG_NOSIGNAL);
 }

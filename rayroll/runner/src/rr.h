@@ -90,19 +90,20 @@ void sha256_end(struct sha256 *s, u8 out[32]);
 struct state { char *cwd; struct buf env; }; /* env: NUL-terminated NAME=value, one after the other */
 
 /* 200 and above: scripts redirect low descriptors (`exec 3>&-`), and dash cannot name those above 9. */
-enum { FD_STATE = 210, FD_RC = 211, FD_SCRIPT = 212 };
+enum { FD_STATE = 210, FD_RC = 211, FD_SCRIPT = 212, FD_RUNNER = 213 };
 
-/* Printed with the runner's path. A script's `set -x`, and a runner that the agent deleted, must not show in its output. */
-#define STATE_TRAP "trap '{ set +x; \"%s\" state; } 2>/dev/null' EXIT"
+/* By descriptor: the agent may have deleted the file. What `set -x` would show of it goes nowhere. Not `exec`: bash runs
+ * the trap also when it dies of a signal, and only a shell that is still there then dies of it (143, not 0). */
+#define STATE_TRAP "trap '{ /proc/self/fd/213 state; } 2>/dev/null' EXIT"
 
 void state_init(struct state *s);
 bool state_read(struct state *s, int fd); /* what `runner state` wrote; false: nothing whole was there */
 bool state_write(const struct state *s, int fd);
 bool state_take(int fd, struct bytes request); /* into `carried`, without what was only this request's */
 int state_dump_main(void);
-const char *runner_path(void);
-int rc_fd(void); /* the bash start-up file, sealed; made once */
-void rc_moved(int fd); /* in the keeper, which has it under another number */
+/* What every shell may inherit: the bash start-up file (sealed) and the runner itself. A keeper has other numbers. */
+extern int rc_fd, runner_fd;
+void shared_open(void);
 
 /* --- launch.c: from a request to a running shell --- */
 
@@ -113,7 +114,8 @@ struct launch {
     gid_t gid;
     bool switch_user;
     int out_fd, in_fd, state_fd, script_fd;
-    char **args; /* what is executed, by absolute path */
+    char *program; /* by absolute path */
+    char **args;
     bool carry, cwd_given;
     bool fell_back; /* the carried directory is gone; an existing parent was taken */
 };

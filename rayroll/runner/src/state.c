@@ -123,31 +123,17 @@ bool state_take(int fd, struct bytes request) {
 }
 
 int state_dump_main(void) {
+    const char *logical = getenv("PWD");
     struct state s = {current_dir(), {0}};
-    if (!s.cwd) s.cwd = xstrndup(getenv("PWD") ? getenv("PWD") : "/", strlen(getenv("PWD") ? getenv("PWD") : "/"));
+    if (!s.cwd) s.cwd = xstrndup(logical && *logical == '/' ? logical : "/", logical && *logical == '/' ? strlen(logical) : 1);
     add_environ(&s.env);
     return state_write(&s, FD_STATE) ? 0 : 1;
 }
 
-const char *runner_path(void) {
-    static char path[PATH_MAX];
-    if (!path[0]) {
-        ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
-        if (n <= 0) return "";
-        path[n] = 0;
-    }
-    return path;
-}
+int rc_fd = -1, runner_fd = -1;
 
-static int rc = -1;
-
-void rc_moved(int fd) { rc = fd; }
-
-int rc_fd(void) {
-    if (rc < 0) {
-        char text[PATH_MAX + 128];
-        int n = snprintf(text, sizeof text, "unset BASH_ENV\n" STATE_TRAP "\n", runner_path());
-        rc = memfd_with("rc", text, (size_t)n, true);
-    }
-    return rc;
+void shared_open(void) {
+    static const char text[] = "unset BASH_ENV\n" STATE_TRAP "\n";
+    rc_fd = memfd_with("rc", text, sizeof text - 1, true);
+    runner_fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 }

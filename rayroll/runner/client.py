@@ -1,0 +1,659 @@
+"""Speaks to one runner over any byte stream: commands, files, the lease; finds it again when the stream breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rayroll.errors import (
+    CallerError,
+    ClosedError,
+    ProtocolError,
+    RayrollError,
+    SandboxFileError,
+    SandboxLostError,
+    StartTimeoutError,
+    TaskError,
+)
+from rayroll.runner.protocol import (
+    CHUNK_BYTES,
+    KEY_BYTES,
+    MAX_PAYLOAD_BYTES,
+    VERSION,
+    WINDOW_BYTES,
+    Flag,
+    Frame,
+    FrameType,
+    Parser,
+    Tag,
+    decode_fields,
+    encode_fields,
+    encode_frame,
+    number,
+    numbers,
+)
+from rayroll.runner.tree import Entry, entries_from_tar, entries_to_tar, pack_entries, unpack_entries
+from rayroll.types import CommandTiming, ExecResult
+
+__all__ = ["SYSTEM_FOLDERS", "Greeting", "RunnerClient"]
+
+logger = logging.getLogger(__name__)
+
+SYSTEM_FOLDERS = (b"proc", b"sys", b"dev", b"run", b".rayroll")
+"""What a digest of a whole sandbox leaves out: the kernel's, and ours."""
+
+_CREDIT_EVERY_BYTES = WINDOW_BYTES // 4
+_LIMITS: dict[int, Literal["", "total", "idle"]] = {1: "total", 2: "idle"}
+
+
+class Stream(Protocol):
+    """What the client needs of a channel; ``rayroll.substrates.Channel`` is one."""
+
+    def start(self, receiver: RunnerClient._Receiver) -> None:
+        """Hand every byte to ``receiver.data_received``, then call ``receiver.connection_lost`` once."""
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; never block."""
+
+    def close(self) -> None:
+        """Let go. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a runner says about itself and its sandbox."""
+
+    build: str
+    pid: int
+    uid: int
+    is_init: bool
+    """It is PID 1 of its own pid namespace: nothing inside can kill it, and nothing outlives it."""
+    shell: str
+    machine: str
+    kernel: str
+    cwd: str
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request whose reply is awaited, with what it takes to ask again."""
+
+    id: int
+    type: FrameType
+    payload: bytes
+    done: asyncio.Future[tuple[dict[int, bytes], bytes]]
+    sent_ns: int = 0
+    replied_ns: int = 0
+    output: list[bytes] = field(default_factory=list)
+    body: memoryview | None = None
+    """Contents of an upload; sent as the runner's window allows."""
+    body_sent: int = 0
+    body_taken: int = 0
+    body_ended: bool = False
+
+
+class RunnerClient:
+    """One host's end of one runner. Not thread-safe: it lives on the event loop that made it."""
+
+    def __init__(self, lease_s: float, reopen: Callable[[], Awaitable[Stream]] | None) -> None:
+        self._lease_s = lease_s
+        self._reopen = reopen
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._epoch = 0
+        self._stream: Stream | None = None
+        self._calls: dict[int, _Call] = {}
+        self._next_id = 1
+        self._uncredited = 0
+        self._heard_at_s = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reattaching: asyncio.Task[None] | None = None
+        self._lost: RayrollError | None = None
+        self._closed = False
+        self.greeting: Greeting
+        self.reattached = 0
+        """How often a broken stream was opened again."""
+
+    @classmethod
+    async def connect(
+        cls,
+        stream: Stream,
+        *,
+        lease_s: float = 30.0,
+        hello_timeout_s: float = 30.0,
+        reopen: Callable[[], Awaitable[Stream]] | None = None,
+    ) -> RunnerClient:
+        """Say hello and wait for the answer.
+
+        Args:
+            stream: An open channel nobody has read from.
+            lease_s: Silence after which the runner kills everything and exits; renewed by this client until closed.
+            hello_timeout_s: Longest wait for the answer.
+            reopen: Opens another channel to the same runner; None: a broken stream is the end.
+
+        Raises:
+            StartTimeoutError: No answer in time, or the stream ended before it.
+            ProtocolError: The runner refused, with its reason.
+        """
+        client = cls(lease_s, reopen)
+        try:
+            await client._hello(stream, hello_timeout_s)
+        except SandboxLostError as error:
+            raise StartTimeoutError("the runner ended before it said hello", reason=str(error)) from error
+        client._renew()
+        return client
+
+    # --- commands ---
+
+    async def exec(
+        self,
+        script: str | bytes | None = None,
+        *,
+        argv: Iterable[str | bytes] | None = None,
+        cwd: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        clean_env: bool = False,
+        carry: bool = True,
+        user: str | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+        grace_s: float = 0.5,
+        output_cap_bytes: int = 128 << 10,
+    ) -> ExecResult:
+        """Run one command; returns when its main process has ended, whatever it left running.
+
+        Args:
+            script: Text for the image's bash, else sh; up to 8 MiB.
+            argv: A program and its arguments instead, without a shell.
+            cwd: Directory for this command alone; None: the carried one.
+            env: Variables for this command alone, on top of the carried ones.
+            clean_env: Only ``env``, nothing carried.
+            carry: Save directory and exported variables for the next command.
+            user: ``name``, ``uid``, ``uid:gid``; None: the runner's own.
+            stdin: What it can read; then, or at once, the end of file.
+            timeout_s: Limit for its run; then TERM, ``grace_s``, and KILL for everything it started.
+            idle_timeout_s: Limit for silence.
+            output_cap_bytes: Bytes of output kept, half from the beginning and half from the end.
+
+        Raises:
+            CallerError: The request itself cannot work: unknown user, no such ``cwd``, arguments too long.
+            TaskError: The image has no shell.
+            SandboxLostError: The sandbox or its runner is gone. The command may or may not have run.
+        """
+        payload = self._exec_payload(script, argv, cwd, env, clean_env, carry, user, stdin)
+        payload += encode_fields(
+            {
+                Tag.TIMEOUT_MS: _ms(timeout_s),
+                Tag.IDLE_MS: _ms(idle_timeout_s),
+                Tag.GRACE_MS: _ms(grace_s),
+                Tag.HEAD_BYTES: output_cap_bytes - output_cap_bytes // 2,
+                Tag.TAIL_BYTES: output_cap_bytes // 2,
+            }
+        )
+        call = self._start(FrameType.EXEC, payload)
+        try:
+            reply, raw = await call.done
+        except asyncio.CancelledError:
+            self._send(FrameType.CANCEL, call.id)
+            raise
+        return _exec_result(reply, raw, call.replied_ns - call.sent_ns)
+
+    def _exec_payload(
+        self,
+        script: str | bytes | None,
+        argv: Iterable[str | bytes] | None,
+        cwd: str | bytes | None,
+        env: Mapping[str, str] | None,
+        clean_env: bool,
+        carry: bool,
+        user: str | None,
+        stdin: bytes,
+    ) -> bytes:
+        if (script is None) == (argv is None):
+            raise CallerError("give either a script or argv")
+        fields: dict[int, int | bytes] = {}
+        if script is not None:
+            fields[Tag.SCRIPT] = _encoded(script, "script")
+        if argv is not None:
+            fields[Tag.ARGV] = b"".join(_encoded(a, "argv") + b"\0" for a in argv)
+        if cwd is not None:
+            fields[Tag.CWD] = _encoded(cwd, "cwd")
+        if env:
+            fields[Tag.ENV] = b"".join(_variable(name, value) + b"\0" for name, value in env.items())
+        if user is not None:
+            fields[Tag.USER] = _encoded(user, "user")
+        if stdin:
+            fields[Tag.STDIN] = stdin
+        fields[Tag.FLAGS] = (Flag.CARRY if carry else 0) | (Flag.CLEAN_ENV if clean_env else 0)
+        return encode_fields(fields)
+
+    async def kill_all(self) -> int:
+        """End every process but the runner; returns how many requests were under way."""
+        reply, _ = await self._start(FrameType.KILL_ALL, b"").done
+        return number(reply, Tag.COUNT)
+
+    # --- files; paths are bytes, and text is encoded as the file system does ---
+
+    async def write_file(
+        self,
+        path: str | bytes,
+        data: bytes,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Write a file whole or not at all, making its folders; mode and owner of an existing file are kept.
+
+        Raises:
+            SandboxFileError: No space, no permission, a name too long; the file is as it was.
+        """
+        keep = Entry(b"")
+        entry = Entry(
+            b"",
+            "file",
+            data,
+            keep.mode if mode is None else mode,
+            keep.uid if uid is None else uid,
+            keep.gid if gid is None else gid,
+        )
+        await self._put(path, [entry], user)
+
+    async def read_file(self, path: str | bytes, *, max_bytes: int = 64 << 20, truncate: bool = False) -> bytes:
+        """Contents of a file.
+
+        Raises:
+            SandboxFileError: It cannot be read, is no file, or is larger than ``max_bytes`` (errno EFBIG), unless
+                ``truncate`` asks for its first ``max_bytes``.
+        """
+        fields = {Tag.PATH: _encoded(path, "path"), Tag.MAX_BYTES: max_bytes, Tag.FLAGS: 0}
+        (entry,) = await self._get(fields)
+        if entry.size_bytes > len(entry.data) and not truncate:
+            raise SandboxFileError(
+                "the file is larger than max_bytes", errno=errno.EFBIG, path=path, size_bytes=entry.size_bytes
+            )
+        return entry.data
+
+    async def stat(self, path: str | bytes) -> Entry:
+        """Facts of a path itself, a link not followed. Raises SandboxFileError where there is none."""
+        (entry,) = await self._get({Tag.PATH: _encoded(path, "path"), Tag.FLAGS: Flag.NO_CONTENT})
+        return entry
+
+    async def list_tree(self, path: str | bytes, *, exclude: Iterable[bytes] = ()) -> list[Entry]:
+        """Everything below a path, in byte order, without contents."""
+        return await self._get(_tree_fields(path, exclude, Flag.NO_CONTENT | Flag.TREE))
+
+    async def upload_tree(self, path: str | bytes, tar: bytes, *, user: str | None = None) -> None:
+        """Unpack an archive below a path, modes kept, owned by ``user`` or the runner."""
+        await self._put(path, entries_from_tar(tar), user)
+
+    async def download_tree(self, path: str | bytes, *, exclude: Iterable[bytes] = ()) -> bytes:
+        """An archive of everything below a path; ``exclude`` names relative prefixes."""
+        return entries_to_tar(await self._get(_tree_fields(path, exclude, Flag.TREE)))
+
+    async def remove(self, path: str | bytes) -> None:
+        """Remove whatever is there, folders with their contents; nothing there is no error."""
+        await self._put(path, [Entry(b"", "remove")], None)
+
+    async def digest(self, path: str | bytes = b"/", *, exclude: Iterable[bytes] = SYSTEM_FOLDERS) -> str:
+        """SHA-256 over names, kinds, modes, owners and contents below a path, in hex; times do not count."""
+        reply, _ = await self._start(FrameType.DIGEST, encode_fields(_tree_fields(path, exclude, 0))).done
+        return reply[Tag.SHA256].hex()
+
+    async def _put(self, path: str | bytes, entries: Iterable[Entry], user: str | None) -> None:
+        fields: dict[int, int | bytes] = {Tag.PATH: _encoded(path, "path")}
+        if user is not None:
+            fields[Tag.USER] = _encoded(user, "user")
+        call = self._start(FrameType.PUT, encode_fields(fields), body=memoryview(pack_entries(entries)))
+        try:
+            await call.done
+        except asyncio.CancelledError:
+            self._send(FrameType.CANCEL, call.id)
+            raise
+
+    async def _get(self, fields: Mapping[int, int | bytes]) -> list[Entry]:
+        _, raw = await self._start(FrameType.GET, encode_fields(fields)).done
+        return list(unpack_entries(raw))
+
+    # --- the end ---
+
+    @property
+    def is_lost(self) -> bool:
+        """The runner cannot be reached any more; every call raises SandboxLostError."""
+        return self._lost is not None
+
+    async def close(self, *, shutdown: bool = False) -> None:
+        """Stop renewing the lease and let go of the stream; with ``shutdown`` the runner ends first. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if shutdown and self._lost is None:
+            self._send(FrameType.SHUTDOWN, 0)
+        if self._reattaching:
+            self._reattaching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reattaching
+        self._fail(ClosedError("the client was closed"))
+
+    # --- requests and replies ---
+
+    def _start(self, type: FrameType, payload: bytes, body: memoryview | None = None) -> _Call:
+        if self._lost is not None:
+            raise self._lost
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise CallerError("the request is too large", size_bytes=len(payload), most_bytes=MAX_PAYLOAD_BYTES)
+        call = _Call(self._next_id, type, payload, asyncio.get_running_loop().create_future(), body=body)
+        self._next_id += 1
+        self._calls[call.id] = call
+        call.sent_ns = time.monotonic_ns()
+        if self._reattaching is None:
+            self._ask(call)
+        return call
+
+    def _ask(self, call: _Call) -> None:
+        """Send a request from its beginning."""
+        call.output.clear()
+        call.body_sent = call.body_taken = 0
+        call.body_ended = False
+        self._send(call.type, call.id, call.payload)
+        self._upload(call)
+
+    def _upload(self, call: _Call) -> None:
+        """Send what the window allows of an upload's contents, then its end."""
+        if call.body is None or call.body_ended:
+            return
+        while call.body_sent < len(call.body) and call.body_sent - call.body_taken <= WINDOW_BYTES - CHUNK_BYTES:
+            chunk = call.body[call.body_sent : call.body_sent + CHUNK_BYTES]
+            self._send(FrameType.DATA, call.id, bytes(chunk))
+            call.body_sent += len(chunk)
+        if call.body_sent == len(call.body):
+            call.body_ended = True
+            self._send(FrameType.END, call.id)
+
+    def _send(self, type: FrameType, request_id: int, payload: bytes = b"") -> None:
+        if self._stream is not None:
+            self._stream.write(encode_frame(type, self._epoch, request_id, payload))
+
+    def _on_frame(self, frame: Frame) -> None:
+        call = self._calls.get(frame.request_id)
+        if frame.type == FrameType.OUTPUT:
+            if call is not None:
+                call.output.append(frame.payload)
+            self._uncredited += len(frame.payload)
+            if self._uncredited >= _CREDIT_EVERY_BYTES:
+                self._send(FrameType.CREDIT, 0, encode_fields({Tag.BYTES: self._uncredited}))
+                self._uncredited = 0
+        elif frame.type in (FrameType.RESULT, FrameType.ERROR):
+            self._send(FrameType.ACK, frame.request_id)
+            if call is not None:
+                self._reply(call, frame)
+        elif frame.type == FrameType.WANT and call is not None:
+            call.body_taken += number(decode_fields(frame.payload), Tag.BYTES)
+            self._upload(call)
+        elif frame.type == FrameType.REFUSED:
+            raise _refused(frame)
+
+    def _reply(self, call: _Call, frame: Frame) -> None:
+        del self._calls[call.id]
+        call.replied_ns = time.monotonic_ns()
+        if call.done.done():
+            return
+        fields = decode_fields(frame.payload)
+        if frame.type == FrameType.ERROR:
+            call.done.set_exception(_error(fields))
+        else:
+            call.done.set_result((fields, b"".join(call.output)))
+
+    # --- the stream: hello, lease, breaking and finding again ---
+
+    class _Receiver:
+        """The reading end of one stream: skips to the nonce, then cuts frames for the client."""
+
+        def __init__(self, client: RunnerClient, epoch: int) -> None:
+            self.nonce = secrets.token_bytes(KEY_BYTES)
+            self.greeted: asyncio.Future[dict[int, bytes]] = asyncio.get_running_loop().create_future()
+            self._client = client
+            self._epoch = epoch
+            self._parser = Parser()
+            self._early: bytearray | None = bytearray()
+
+        def data_received(self, data: bytes) -> None:
+            if self._early is not None:
+                self._early += data
+                at = self._early.find(self.nonce)
+                refusal = self._refusal() if at < 0 else None
+                if refusal is not None and not self.greeted.done():
+                    self.greeted.set_exception(refusal)
+                if at < 0:
+                    return
+                data = bytes(self._early[at + KEY_BYTES :])
+                self._early = None
+            self._client._heard_at_s = time.monotonic()
+            try:
+                for frame in self._parser.feed(data):
+                    if frame.type == FrameType.HELLO_OK:
+                        if not self.greeted.done():
+                            self.greeted.set_result(decode_fields(frame.payload))
+                    elif frame.epoch == self._epoch:
+                        self._client._on_frame(frame)
+            except ProtocolError as error:
+                self._client._broken(self, error)
+
+        def _refusal(self) -> ProtocolError | None:
+            # Before the nonce there may be the tail of an older stream, so only a frame at the very start is looked at.
+            assert self._early is not None
+            with contextlib.suppress(ProtocolError):
+                for frame in Parser().feed(bytes(self._early)):
+                    if frame.type == FrameType.REFUSED and frame.epoch == self._epoch:
+                        return _refused(frame)
+            return None
+
+        def connection_lost(self, error: Exception | None) -> None:
+            lost = SandboxLostError("the stream to the runner ended", reason=repr(error) if error else "end of stream")
+            if not self.greeted.done():
+                self.greeted.set_exception(lost)
+                self.greeted.exception()
+            self._client._broken(self, lost)
+
+    async def _hello(self, stream: Stream, timeout_s: float) -> None:
+        self._epoch += 1
+        receiver = self._Receiver(self, self._epoch)
+        pending = b"".join(id.to_bytes(4, "little") for id in self._calls)
+        fields: dict[int, int | bytes] = {
+            Tag.NONCE: receiver.nonce,
+            Tag.VERSION_MIN: VERSION,
+            Tag.VERSION_MAX: VERSION,
+            Tag.LEASE_MS: _ms(self._lease_s),
+            Tag.IDS: pending,
+        }
+        self._receiver = receiver
+        stream.start(receiver)
+        stream.write(self._key + encode_frame(FrameType.HELLO, self._epoch, 0, encode_fields(fields)))
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await receiver.greeted
+        except TimeoutError:
+            stream.close()
+            raise StartTimeoutError("the runner did not answer hello", timeout_s=timeout_s) from None
+        except BaseException:
+            stream.close()
+            raise
+        self._stream = stream
+        self._uncredited = 0
+        self.greeting = _greeting(answer)
+        known = set(numbers(answer.get(Tag.IDS, b"")))
+        for call in list(self._calls.values()):
+            if call.id in known:
+                call.output.clear()  # sent again from its beginning
+            else:
+                self._ask(call)
+
+    def _renew(self) -> None:
+        """Keep the lease, and notice a stream that is open but dead."""
+        if self._closed or self._lost is not None:
+            return
+        if self._reattaching is None:
+            if time.monotonic() - self._heard_at_s > self._lease_s:
+                self._broken(self._receiver, SandboxLostError("the runner does not answer", silent_s=self._lease_s))
+                return
+            self._send(FrameType.LEASE, 0)
+        self._timer = asyncio.get_running_loop().call_later(self._lease_s / 4, self._renew)
+
+    def _broken(self, receiver: _Receiver, error: RayrollError) -> None:
+        if receiver is not self._receiver or self._closed or self._lost is not None or self._reattaching is not None:
+            return
+        if self._stream is None:
+            return  # still in hello: its caller is told
+        self._stream.close()
+        self._stream = None
+        if self._reopen is None:
+            self._fail(error)
+        else:
+            self._reattaching = asyncio.get_running_loop().create_task(self._reattach(self._reopen, error))
+
+    async def _reattach(self, reopen: Callable[[], Awaitable[Stream]], cause: RayrollError) -> None:
+        """Say hello again within what is left of the lease; nothing that ran is run twice."""
+        until_s = self._heard_at_s + self._lease_s
+        pause_s = 0.05
+        reason: Exception = cause
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    stream = await reopen()
+                await self._hello(stream, max(0.1, until_s - time.monotonic()))
+            except SandboxLostError as error:
+                reason = error
+                break
+            except (RayrollError, OSError, TimeoutError) as error:
+                reason = error
+                await asyncio.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
+                pause_s = min(2 * pause_s, 1.0)
+            else:
+                self.reattached += 1
+                self._reattaching = None
+                logger.info("runner found again: build=%s after %s", self.greeting.build, cause)
+                return
+        self._reattaching = None
+        self._fail(SandboxLostError(cause.message, **{**cause.facts, "reattach": str(reason)}))
+
+    def _fail(self, error: RayrollError) -> None:
+        """The end: every call that waits, and every later one, gets the error."""
+        self._lost = error
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done.done():
+                call.done.set_exception(error)
+                call.done.exception()  # whoever was waiting may be gone; that is no unhandled error
+
+
+def _ms(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, round(seconds * 1000))
+
+
+def _encoded(value: str | bytes, what: str) -> bytes:
+    try:
+        data = os.fsencode(value) if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise CallerError(f"{what} cannot be encoded", position=error.start) from None
+    if b"\0" in data:
+        raise CallerError(f"{what} holds a NUL byte", position=data.index(b"\0"))
+    return data
+
+
+def _variable(name: str, value: str) -> bytes:
+    if not name or "=" in name:
+        raise CallerError("a variable's name is empty or holds '='", name=name)
+    data = _encoded(f"{name}={value}", f"variable {name}")
+    if len(data) >= 128 << 10:  # Linux: MAX_ARG_STRLEN, end byte included
+        raise CallerError("a variable is longer than Linux takes (131071 bytes)", name=name, size_bytes=len(data))
+    return data
+
+
+def _tree_fields(path: str | bytes, exclude: Iterable[bytes], flags: int) -> dict[int, int | bytes]:
+    return {Tag.PATH: _encoded(path, "path"), Tag.FLAGS: flags, Tag.EXCLUDE: b"".join(e + b"\0" for e in exclude)}
+
+
+def _greeting(fields: Mapping[int, bytes]) -> Greeting:
+    def text(tag: int) -> str:
+        return fields.get(tag, b"").decode(errors="replace")
+
+    return Greeting(
+        build=text(Tag.BUILD),
+        pid=number(fields, Tag.PID),
+        uid=number(fields, Tag.UID),
+        is_init=bool(number(fields, Tag.IS_INIT)),
+        shell=text(Tag.SHELL),
+        machine=text(Tag.MACHINE),
+        kernel=text(Tag.KERNEL),
+        cwd=text(Tag.CWD),
+    )
+
+
+def _refused(frame: Frame) -> ProtocolError:
+    fields = decode_fields(frame.payload)
+    return ProtocolError(
+        "the runner refused: " + fields.get(Tag.REASON, b"").decode(errors="replace"),
+        code=fields.get(Tag.CODE, b"").decode(errors="replace"),
+        epoch=number(fields, Tag.EPOCH),
+    )
+
+
+def _error(fields: Mapping[int, bytes]) -> RayrollError:
+    code = fields.get(Tag.CODE, b"").decode(errors="replace")
+    reason = fields.get(Tag.REASON, b"").decode(errors="replace")
+    if code == "file":
+        return SandboxFileError(reason, errno=number(fields, Tag.ERRNO))
+    if code == "shell":
+        return TaskError(reason, code=code)
+    if code in ("user", "arguments", "busy", "cancelled"):
+        return CallerError(reason, code=code)
+    return ProtocolError(reason, code=code)
+
+
+def _exec_result(reply: Mapping[int, bytes], raw: bytes, round_trip_ns: int) -> ExecResult:
+    if Tag.EXIT_CODE not in reply:
+        raise ProtocolError("a result without an exit code")  # and never taken for 0
+    total, head = number(reply, Tag.OUTPUT_BYTES), number(reply, Tag.HEAD_KEPT)
+    truncated = total > len(raw)
+    output = raw.decode(errors="replace")
+    if truncated:
+        cut = f"\n[... {total - len(raw)} of {total} bytes left out ...]\n"
+        output = raw[:head].decode(errors="replace") + cut + raw[head:].decode(errors="replace")
+    limit = number(reply, Tag.LIMIT)
+    return ExecResult(
+        output=output,
+        exit_code=number(reply, Tag.EXIT_CODE),
+        timed_out=limit in _LIMITS,
+        limit=_LIMITS.get(limit, ""),
+        truncated=truncated,
+        output_bytes=total,
+        state_saved=bool(number(reply, Tag.STATE_SAVED)),
+        notice=reply.get(Tag.NOTICE, b"").decode(errors="replace"),
+        raw=raw,
+        timing=CommandTiming(
+            queued_ns=number(reply, Tag.QUEUED_NS),
+            spawn_ns=number(reply, Tag.SPAWN_NS),
+            run_ns=number(reply, Tag.RUN_NS),
+            drain_ns=number(reply, Tag.DRAIN_NS),
+            user_ns=number(reply, Tag.USER_NS),
+            system_ns=number(reply, Tag.SYSTEM_NS),
+            throttled_ns=number(reply, Tag.THROTTLED_NS),
+            max_rss_bytes=number(reply, Tag.MAX_RSS_BYTES),
+            memory_limit_hits=number(reply, Tag.MEMORY_HITS),
+            round_trip_ns=round_trip_ns,
+        ),
+    )
