@@ -25,12 +25,11 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 TOP_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What programs under /usr read at run time. Not here: anything that names users, hosts, keys or passwords (shadow,
-# sudoers, ssh, ssl/private, fstab, machine-id, pip.conf).
-ETC = (
-    *("alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "debian_version", "fonts", "groff"),
-    *("inputrc", "java-17-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "mime.types"),
-    *("os-release", "perl", "pki/tls/certs", "protocols", "python3", "python3.11", "rpc", "services", "ssl/certs"),
-    *("ssl/openssl.cnf", "terminfo", "timezone", "vim", "xattr.conf"),
+# sudoers, ssh, ssl/private, fstab, machine-id, pip.conf). Files are copied: every bind costs bubblewrap some 0.3 ms.
+ETC_FOLDERS = ("alternatives", "fonts", "pki/tls/certs", "ssl/certs")
+ETC_FILES = (
+    *("debian_version", "ld.so.cache", "localtime", "mime.types", "os-release", "protocols", "services", "timezone"),
+    *("ssl/openssl.cnf", "pki/tls/openssl.cnf", "redhat-release", "alpine-release"),
 )
 NETWORK_ETC = ("resolv.conf", "hosts")
 
@@ -67,8 +66,8 @@ def host_system(spec: SandboxSpec, *, reader_uid: int) -> System:
     """
     recipe = dockerfile.read(spec.environment.read("Dockerfile").decode()) if spec.environment else dockerfile.Recipe()
     read_only, links = _top_folders()
-    etc = ETC + (NETWORK_ETC if spec.network else ())
-    read_only += [(Path("/etc", name), f"/etc/{name}") for name in etc if _is_readable(Path("/etc", name), reader_uid)]
+    folders = [Path("/etc", name) for name in ETC_FOLDERS] + sorted(Path("/etc").glob("java-*"))
+    read_only += [(path, str(path)) for path in folders if path.is_dir() and _is_readable(path, reader_uid)]
     workdir = recipe.workdir if spec.workdir == "/" else spec.workdir
     system = System(
         "host",
@@ -136,15 +135,20 @@ def _is_readable(path: Path, uid: int) -> bool:
 
 
 def _etc_files(network: bool) -> dict[str, bytes]:
-    files = {
+    files = {}
+    for name in ETC_FILES + (NETWORK_ETC if network else ()):
+        path = Path("/etc", name)
+        if path.is_file() and path.stat().st_mode & 0o004:
+            files[str(path)] = path.read_bytes()
+    own = {
         "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{AGENT_UID}:{AGENT_UID}:agent:{HOME}:/bin/bash\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         "/etc/group": f"root:x:0:\nagent:x:{AGENT_UID}:\nnogroup:x:65534:\n",
         "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }
     if not network:
-        files["/etc/hosts"] = "127.0.0.1 localhost\n::1 localhost\n"
-    return {name: text.encode() for name, text in files.items()}
+        own["/etc/hosts"] = "127.0.0.1 localhost\n::1 localhost\n"
+    return files | {name: text.encode() for name, text in own.items()}
 
 
 def _refuse_system_target(target: str, taken: list[str]) -> None:
