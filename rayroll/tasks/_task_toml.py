@@ -8,6 +8,7 @@ that it does not know; so do we, keeping them in the task's metadata, unless one
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rayroll.config import Config
 from rayroll.errors import ConfigError
 from rayroll.tasks._toml_lines import decode_error_line, line_of
+from rayroll.types import Task
 
-__all__ = ["TaskToml", "TaskTomlError", "parse"]
+__all__ = ["TaskToml", "TaskTomlError", "dump", "parse"]
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
 Variables = dict[str, str]
@@ -235,3 +237,50 @@ def _slips(path: Path, section: _Section) -> Iterator[tuple[Path, str]]:
     for name in section.model_extra or ():
         if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
             yield (*path, name), f"unknown field {'.'.join((*map(str, path), name))!r}; did you mean {near[0]!r}?"
+
+
+def dump(task: Task) -> str:
+    """The task.toml of a task."""
+    environment: dict[str, Any] = {
+        "network_mode": "public" if task.agent_network else "no-network",
+        "build_timeout_sec": task.build_timeout_s,
+        "cpus": task.cpus,
+        "memory_mb": task.memory_mib,
+        "storage_mb": task.disk_mib,
+        "docker_image": task.image,
+        "workdir": task.workdir,
+        "env": task.env,
+    }
+    verifier = {
+        "network_mode": "public" if task.grade_network else "no-network",
+        "timeout_sec": task.grade_timeout_s,
+        "user": task.grade_user,
+        "env": task.tests_env,
+    }
+    metadata = {key: value for key, value in task.metadata.items() if key != "harbor"}
+    if task.host_packages is not None:
+        metadata["rayroll"] = {"host_packages": task.host_packages}
+    tables = {
+        "metadata": metadata,
+        "agent": {"timeout_sec": task.agent_timeout_s, "user": task.agent_user},
+        "environment": environment,
+        "verifier": verifier,
+        "solution": {"env": task.solution_env},
+    }
+    lines = ['schema_version = "1.0"']
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{_toml(key)} = {_toml(v)}" for key, v in table.items() if v is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(v)}" for key, v in value.items() if v is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)

@@ -22,7 +22,7 @@ from rayroll.tasks._task_toml import TaskToml, TaskTomlError
 from rayroll.tasks._toml_lines import line_of
 from rayroll.types import FileTree, Task
 
-__all__ = ["Harbor", "HarborConfig"]
+__all__ = ["Harbor", "HarborConfig", "read_task", "write_task"]
 
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", re.DOTALL)
@@ -99,6 +99,20 @@ def read_task(folder: Path, task_id: str, passed: Mapping[str, str]) -> Task:
         metadata=toml.kept(),
         **_limits(toml),
     )
+
+
+def write_task(task: Task, folder: Path) -> None:
+    """Write a task as a folder that any reader of Harbor's format understands; ``read_task`` gives an equal one back.
+
+    Raises:
+        FileExistsError: The folder is there already.
+    """
+    folder.mkdir(parents=True)
+    (folder / "task.toml").write_text(_task_toml.dump(task), "utf-8")
+    (folder / "instruction.md").write_text(task.instruction, "utf-8")
+    for name, tree in (("environment", task.environment), ("tests", task.tests), ("solution", task.solution)):
+        if tree:
+            tree.extract(folder / name)
 
 
 def _task_folders(folder: Path) -> Iterator[Path]:
