@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rayroll.errors import TaskError
 
-__all__ = ["Copy", "Recipe", "read"]
+__all__ = ["Copy", "Recipe", "bases", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,25 @@ def read(text: str) -> Recipe:
     return recipe
 
 
+def bases(text: str) -> list[str]:
+    """The images that a Dockerfile starts from, in order, without its own stages and ``scratch``."""
+    arguments: dict[str, str] = {}
+    stages = {"scratch"}
+    found: list[str] = []
+    for _, keyword, rest in _instructions(text):
+        if keyword == "ARG" and not found:
+            for word in shlex.split(rest):
+                name, _, default = word.partition("=")
+                arguments[name] = _expand(default, arguments)
+        if keyword == "FROM":
+            image, *alias = [word for word in _expand(rest, arguments).split() if not word.startswith("--")]
+            if image.lower() not in stages and image not in found:
+                found.append(image)
+            if len(alias) == 2:
+                stages.add(alias[1].lower())
+    return found
+
+
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Line number, keyword and the rest of each instruction; continued lines joined, comments and heredocs gone."""
     lines = iter(enumerate(text.splitlines(), 1))
@@ -95,8 +114,6 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         keyword = keyword.upper()
         heredoc = re.search(r"<<-?\s*[\"']?(\w+)[\"']?", rest)
         if heredoc and keyword in ("RUN", "COPY", "ADD"):
-            if keyword != "RUN":
-                raise _needs_build(f"{keyword} with a heredoc", number)
             for _, inner in lines:
                 if inner.strip() == heredoc[1]:
                     break
@@ -105,6 +122,8 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 def _copy(keyword: str, rest: str, known: Mapping[str, str], workdir: str, line: int) -> Copy:
     mode = None
+    if "<<" in rest:
+        raise _needs_build(f"{keyword} with a heredoc", line)
     while rest.startswith("--"):
         option, _, rest = rest.partition(" ")
         name, _, value = option.partition("=")
