@@ -7,6 +7,7 @@ RayrollError
 ├── TaskError              the task is broken: it is set aside and named
 │   └── GraderError        its tests gave no verdict
 ├── SandboxFileError       a path in the sandbox is missing, full or forbidden: an agent can cause it
+├── SandboxKilledError     the agent ended its own sandbox, such as by eating its memory: scored, never retried
 └── InfraFailure           the machine: the only kind that is retried and masked
     ├── SubstrateError     a sandbox could not be made, listed or destroyed
     │   ├── EngineDownError    the engine, cluster or provider does not answer
@@ -45,6 +46,7 @@ __all__ = [
     "ProtocolError",
     "RayrollError",
     "SandboxFileError",
+    "SandboxKilledError",
     "SandboxLostError",
     "StartTimeoutError",
     "SubstrateError",
@@ -132,6 +134,12 @@ class SandboxFileError(RayrollError):
     def errno(self) -> int:
         """The system's number for it, as in :mod:`errno`."""
         return int(self.facts.get("errno", 0))
+
+
+class SandboxKilledError(RayrollError):
+    """What the agent did ended its sandbox: out of memory, its init stopped. The rollout is over, and it counts."""
+
+    fault: ClassVar[Fault] = "policy"
 
 
 class InfraFailure(RayrollError):

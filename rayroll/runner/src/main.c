@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct state carried;
+struct state carried, born;
 u64 lease_ns = 60ull * 1000000000, lease_deadline_ns;
 bool is_init, stopping, one_shot;
 
@@ -200,6 +200,7 @@ static int serve(int argc, char **argv) {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     if (!take_key()) return usage();
     state_init(&carried);
+    state_init(&born);
     take_signals();
     shared_open();
     if (chdir("/")) return 1;

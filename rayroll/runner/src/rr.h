@@ -183,7 +183,7 @@ int requests_idle(void);    /* true when nothing runs and everything is sent */
 typedef void (*ready_fn)(void *owner, short events);
 void watch(int fd, short events, ready_fn fn, void *owner); /* again with other events to change; 0 keeps it silent */
 void unwatch(int fd);
-extern struct state carried;
+extern struct state carried, born; /* born: as it was before any command */
 extern u64 lease_ns, lease_deadline_ns;
 extern bool is_init, stopping, one_shot;
 
