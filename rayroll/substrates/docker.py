@@ -31,6 +31,7 @@ from rayroll.substrates._engine import Engine, is_status, translated
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._images import Image, Images
+from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 
 __all__ = ["DockerConfig", "DockerSubstrate"]
@@ -91,6 +92,8 @@ class DockerSubstrate(Substrate):
         self._filling: SingleFlight[str] = SingleFlight()
         self._volumes: dict[str, str] = {}
         self._channels: dict[str, AttachChannel] = {}
+        self._alive: set[str] = set()
+        self._watches = Watches()
         self._undoing: set[asyncio.Task[None]] = set()
         self._parts: tuple[Engine, Images, Events] | None = None
 
@@ -124,6 +127,8 @@ class DockerSubstrate(Substrate):
             return
         if self._undoing:
             await asyncio.wait(self._undoing, timeout=UNDO_PATIENCE_S)
+        if not self._undoing and not self._alive:
+            await self._watches.lift()
         (engine, _, events), self._parts = self._parts, None
         await events.close()
         for channel in self._channels.values():
@@ -148,6 +153,7 @@ class DockerSubstrate(Substrate):
         _, images, _ = self._opened()
         phases_s: dict[str, float] = {}
         image, was_absent = await images.ensure(spec, self.config.plain_image, phases_s)
+        await self._cover(lease)
         name = f"rayroll-{secrets.token_hex(8)}"
         calls: list[asyncio.Future[Any]] = []
         async with self._starting:
@@ -165,12 +171,29 @@ class DockerSubstrate(Substrate):
                 await self._undo(name, calls)
                 raise
         self._channels[container_id] = channel
+        self._alive.add(container_id)
         return Sandbox(
             SandboxRef(self.kind, container_id, lease.run_id, lease.owner, lease_s=lease.duration_s),
             channel,
             "cold" if was_absent else "cached",
             phases_s,
             facts={**self._engine.facts, "image": image.id, "name": name},
+        )
+
+    async def _cover(self, lease: Lease) -> None:
+        """A container that is created and not started outlives everybody; only the reaper sees to it then."""
+        endpoint = self._engine.endpoint
+        await self._watches.cover(
+            f"docker {endpoint.url} {lease.run_id} {lease.owner}",
+            {
+                "sweep": "docker",
+                "url": endpoint.url,
+                "tls_folder": str(endpoint.tls_folder) if endpoint.tls_folder else None,
+                "tls_verify": endpoint.tls_verify,
+                "run": lease.run_id,
+                "owner": lease.owner,
+                "lease_s": lease.duration_s,
+            },
         )
 
     def _check(self, spec: SandboxSpec) -> None:
@@ -280,6 +303,7 @@ class DockerSubstrate(Substrate):
         if channel is not None:
             channel.abort()
         await finish(self._remove(ref.id))
+        self._alive.discard(ref.id)
 
     async def _remove(self, name: str) -> None:
         """Kill and remove a container in whatever state; returns when it is gone."""
@@ -317,6 +341,7 @@ class DockerSubstrate(Substrate):
         await finish(self._engine.call(switch))
 
     def _on_death(self, container_id: str) -> None:
+        self._alive.discard(container_id)
         channel = self._channels.get(container_id)
         if channel is not None:
             # Its stream has normally ended by itself; a connection that the network lost would stay open.

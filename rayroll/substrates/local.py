@@ -32,6 +32,7 @@ from rayroll.substrates._cache import Held, Store, can_reach, user_cache
 from rayroll.substrates._cgroup import Cgroups, Limits
 from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._leftovers import Remains
+from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 from rayroll.substrates._spawn import spawn
 from rayroll.substrates._stream import StreamChannel, channel_over
@@ -102,6 +103,7 @@ class LocalSubstrate(Substrate):
         self._starting = asyncio.Semaphore(config.max_starting)
         self._building: SingleFlight[None] = SingleFlight()
         self._boxes: dict[str, _Box] = {}
+        self._watches = Watches()
         self._causes: dict[str, str] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._bubblewrap: Bubblewrap | Probe = Probe(False, "not opened")
@@ -130,8 +132,10 @@ class LocalSubstrate(Substrate):
         for box in list(self._boxes.values()):
             if box.cleaning is not None:
                 await asyncio.wait({box.cleaning})
-            else:
-                self._let_go(box)
+        if not self._boxes:
+            await self._watches.lift()
+        for box in self._boxes.values():
+            self._let_go(box)
         self._boxes.clear()
         threads, self._threads = self._threads, None
         await asyncio.to_thread(threads.shutdown)
@@ -173,6 +177,16 @@ class LocalSubstrate(Substrate):
         box = self._new_box(lease, isolated=bubblewrap is not None)
         phases_s: dict[str, float] = {}
         try:
+            await self._watches.cover(
+                f"local {self._base} {lease.run_id} {lease.owner}",
+                {
+                    "sweep": "local",
+                    "base": str(self._base),
+                    "run": lease.run_id,
+                    "owner": lease.owner,
+                    "lease_s": lease.duration_s,
+                },
+            )
             system = await self._stand_on(spec, box, phases_s)
             async with self._starting:
                 async with asyncio.timeout(self.config.create_timeout_s):

@@ -1,0 +1,128 @@
+"""The host's end of its reaper: started before the first sandbox, told what to look after."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Reaper", "Watches", "reaper"]
+
+logger = logging.getLogger(__name__)
+
+# Stands in for the packages' own __init__, which would bring pydantic and 50 MB along.
+BOOT = """
+import sys, types
+here = sys.argv[1]
+for name, folder in (("rayroll", here + "/.."), ("rayroll.substrates", here)):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from rayroll.substrates._reaper import main
+main()
+"""
+
+
+class Reaper:
+    """One per host process. Thread-safe; calls block for at most the start of a Python."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pipe = -1
+        self._started_by = 0
+        self._watches: dict[str, dict[object, dict[str, Any]]] = {}
+        self.pid = 0
+        """The reaper's process; 0 before it was needed."""
+
+    def watch(self, key: str, holder: object, order: Mapping[str, Any]) -> None:
+        """Look after what ``order`` says (see _reaper.py), until every holder forgets it.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        with self._lock:
+            self._watches.setdefault(key, {})[holder] = {**order, "watch": key}
+            self._tell(self._order(key))
+
+    def forget(self, key: str, holder: object) -> None:
+        """Nothing of that is left, as far as this holder goes."""
+        with self._lock:
+            holders = self._watches.get(key, {})
+            holders.pop(holder, None)
+            if not holders:
+                self._watches.pop(key, None)
+                self._tell({"forget": key})
+
+    def _order(self, key: str) -> dict[str, Any]:
+        orders = list(self._watches[key].values())
+        return {**orders[-1], "lease_s": max(order["lease_s"] for order in orders)}
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        if self._started_by == os.getpid():  # a forked child must not speak to its parent's reaper
+            try:
+                os.write(self._pipe, json.dumps(order).encode() + b"\n")
+                return
+            except BrokenPipeError:
+                logger.warning("the reaper is gone, starting another: pid=%d", self.pid)
+                os.close(self._pipe)
+        self._start()
+        lines = [json.dumps(self._order(key)).encode() + b"\n" for key in self._watches]
+        os.write(self._pipe, b"".join(lines))
+
+    def _start(self) -> None:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+            start_new_session=True,
+        )
+        assert child.stdin is not None and child.stdout is not None
+        with child.stdout:
+            said = child.stdout.readline()
+        child.wait()  # it has left a child of its own behind, which nobody takes for ours
+        self._pipe = os.dup(child.stdin.fileno())
+        os.set_inheritable(self._pipe, False)
+        child.stdin.close()
+        self._started_by = os.getpid()
+        self.pid = int(said)
+
+
+@functools.cache
+def reaper() -> Reaper:
+    """This process's reaper."""
+    return Reaper()
+
+
+class Watches:
+    """What one substrate has asked its reaper to look after."""
+
+    def __init__(self) -> None:
+        self._leases_s: dict[str, float] = {}
+        self._asking = asyncio.Lock()
+
+    async def cover(self, key: str, order: Mapping[str, Any]) -> None:
+        """Have it looked after from now on; returns at once when it is already.
+
+        Raises:
+            OSError: The reaper could not be started.
+        """
+        async with self._asking:
+            if self._leases_s.get(key, -1.0) < order["lease_s"]:
+                await asyncio.to_thread(reaper().watch, key, self, order)
+                self._leases_s[key] = order["lease_s"]
+
+    async def lift(self) -> None:
+        """Nothing is left of anything."""
+        keys = list(self._leases_s)
+        self._leases_s.clear()
+        for key in keys:
+            await asyncio.to_thread(reaper().forget, key, self)
