@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rayroll.errors import ConfigError
 
-__all__ = ["MACHINES", "cache_dir", "runner_path", "source_digest"]
+__all__ = ["MACHINES", "cache_dir", "compiler", "runner_path", "source_digest"]
 
 MACHINES = ("x86_64", "aarch64")
 _SOURCES = Path(__file__).parent / "src"
@@ -68,7 +68,7 @@ def _build(machine: str, target: Path) -> Path:
     # A temporary name and a rename: however many processes build at once, none sees half a file.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         made = Path(folder) / target.name
-        command = [*_compiler(machine), *_FLAGS, f'-DRR_BUILD="{source_digest()}"', "-o", str(made), *sources]
+        command = [*compiler(machine), *_FLAGS, f'-DRR_BUILD="{source_digest()}"', "-o", str(made), *sources]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError("the runner does not build", command=" ".join(command), output=done.stderr[-4000:])
@@ -77,7 +77,8 @@ def _build(machine: str, target: Path) -> Path:
     return target
 
 
-def _compiler(machine: str) -> list[str]:
+def compiler(machine: str) -> list[str]:
+    """The command that makes static programs for a CPU. Raises ConfigError where there is none."""
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", "-s"]
     native = shutil.which("musl-gcc") or shutil.which("cc")
