@@ -1,0 +1,2 @@
+# not a program
+!#/bin/sh
