@@ -72,7 +72,7 @@ class RayrollError(Exception):
 
     fault: ClassVar[Fault] = "caller"
 
-    def __init__(self, message: str, **facts: Any) -> None:
+    def __init__(self, message: str, /, **facts: Any) -> None:
         super().__init__(message)
         self.message = message
         self.facts = facts

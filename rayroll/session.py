@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import io
 import json
 import logging
 import math
 import secrets
 import socket
+import tarfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rayroll.config import Config
@@ -36,6 +39,7 @@ MOST_COMMAND_BYTES = 8 << 20
 VERIFIER_LOGS = "/logs/verifier"
 TESTS = "/tests"
 SOLUTION = "/solution"
+_CACHES = {"__pycache__", ".pytest_cache", ".hypothesis", ".git"}
 
 
 class SessionConfig(Config):
@@ -368,12 +372,16 @@ class Session:
         await live.runner.remove(SOLUTION)
         return result
 
-    async def grade(self) -> Grade:
+    async def grade(self, *, fingerprint: bool = False) -> Grade:
         """Judge what is there: the task's tests enter now, after everything the agent started has been killed.
 
         They run with the environment that the sandbox was born with, not the one the agent left, and what they write
         to ``/logs/verifier/reward.txt`` (a number) or ``reward.json`` is the verdict; a file that was there before them
         is removed first.
+
+        Args:
+            fingerprint: Also hash the working directory's files as the agent left them, into ``details["work"]``, to
+                prove that two substrates did equal work.
 
         Returns:
             A grade. Tests that run out of time or do not fit on the disk count as failed (the agent can cause both);
@@ -386,9 +394,24 @@ class Session:
         with self.recorder.span("grade"):
             async with self._attributed(live):
                 await live.runner.kill_all()
-                if self._client.config.grade_in == "fresh":
-                    return await self._grade_fresh(live)
-                return await self._grade_in(live)
+                work = await self._fingerprint(live) if fingerprint else {}
+                grade = await (
+                    self._grade_fresh(live) if self._client.config.grade_in == "fresh" else self._grade_in(live)
+                )
+                return replace(grade, details={**grade.details, **work})
+
+    async def _fingerprint(self, live: _Live) -> dict[str, str]:
+        """Names and contents of the working directory's files; owners, times and caches are not the agent's work."""
+        digest = hashlib.sha256()
+        tree = await live.runner.download_tree(self.task.workdir)
+        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
+            for member in archive:
+                if not member.isfile() or _CACHES & set(member.name.split("/")):
+                    continue
+                file = archive.extractfile(member)
+                assert file is not None
+                digest.update(member.name.encode(errors="surrogateescape") + b"\0" + file.read() + b"\0")
+        return {"work": digest.hexdigest()}
 
     async def _grade_fresh(self, live: _Live) -> Grade:
         workdir = self.task.workdir

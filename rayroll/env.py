@@ -1,0 +1,246 @@
+"""A task as a Gymnasium environment: actions are shell commands, observations are what they print."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from rayroll.errors import (
+    CallerError,
+    ConfigError,
+    Failure,
+    GraderError,
+    RayrollError,
+    SandboxKilledError,
+    unknown_name,
+)
+from rayroll.session import MOST_COMMAND_BYTES, SessionConfig
+from rayroll.spaces import UnicodeText
+from rayroll.sync import SyncClient, SyncSession
+from rayroll.tasks import Pack, load_pack
+from rayroll.types import CommandTiming, ExecResult, Task
+
+__all__ = ["CodingEnv"]
+
+MOST_OBSERVATION = 1 << 20
+"""Room for an instruction or a command's kept output, in characters; output is capped far below it."""
+
+
+class CodingEnv(gym.Env[str, str]):
+    """One task after another, each in a fresh sandbox.
+
+    An action is any text: a shell command, run as the task's agent, or exactly ``submit``, which ends the episode and
+    grades it. The first observation is the task's instruction, every other one the command's output, its head and tail
+    where it was long. ``info`` has the facts: ``exit_code``, ``timed_out``, ``truncated_bytes``, ``timing_s``.
+
+    The reward is 0.0 until the episode ends; then it is the grade. ``terminated``: submitted, or the agent ended its
+    own sandbox (reward 0.0, ``info["failure"]``). ``truncated``: ``max_steps`` or the session's deadline.
+
+    Raises:
+        InfraFailure: From ``reset`` and ``step``: the machine failed, not the agent. Call ``reset`` again; never count
+            the episode.
+        GraderError: The task's tests gave no verdict; leave the task out.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - Gymnasium declares it on the instance
+
+    def __init__(
+        self,
+        pack: str | None = None,
+        substrate: str = "local",
+        *,
+        tasks: list[Task] | None = None,
+        max_steps: int = 50,
+        grade_on: Literal["submit", "end"] = "end",
+        submit: str = "submit",
+        deadline_s: float = 3600.0,
+        substrate_config: Mapping[str, Any] | None = None,
+        session: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            pack: Name or folder of a pack (``rayroll doctor`` lists the names); or give ``tasks``.
+            substrate: Where sandboxes come from.
+            tasks: Problems to choose from, instead of a pack.
+            max_steps: Actions after which the episode is truncated. Not Gymnasium's ``max_episode_steps``, whose
+                outer wrapper would end it without a grade.
+            grade_on: ``end`` grades also at a limit; ``submit`` only what was submitted (else reward 0.0).
+            submit: The action that ends the episode.
+            deadline_s: Seconds from the first command to the end of the episode.
+            substrate_config: Fields of the substrate's config.
+            session: Fields of ``SessionConfig``.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigError: Unknown pack, substrate or field, with the nearest known names; an empty pack.
+        """
+        if (pack is None) == (tasks is None):
+            raise ConfigError("give either a pack or tasks")
+        if max_steps < 1:
+            raise ConfigError("max_steps must be at least 1", max_steps=max_steps)
+        if render_mode not in (None, "ansi"):
+            raise unknown_name("render_mode", str(render_mode), ["ansi"])
+        self._pack: Pack | None = load_pack(pack) if pack is not None else None
+        self._tasks = tuple(self._pack.tasks if self._pack is not None else tasks or ())
+        if not self._tasks:
+            raise ConfigError("there is no task to choose from", pack=pack)
+        config = SessionConfig.parse(session or {}, where="session")
+        self._client = SyncClient(substrate, substrate_config=substrate_config, config=config)
+        self._session: SyncSession | None = None
+        self._max_steps, self._grade_on, self._submit, self._deadline_s = max_steps, grade_on, submit, deadline_s
+        self._transcript = ""
+        self.render_mode = render_mode
+        self.action_space = UnicodeText(MOST_COMMAND_BYTES)
+        self.observation_space = UnicodeText(MOST_OBSERVATION)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """A fresh sandbox with a task.
+
+        Args:
+            seed: Fixes the choice of tasks from here on, and the random seeds set in the sandbox.
+            options: ``{"task": id}`` pins the task.
+
+        Returns:
+            The task's instruction, and ``info`` with ``task`` and how the sandbox started.
+        """
+        super().reset(seed=seed)
+        self._end_session()
+        task = self._choose(options or {})
+        self._check_not_truncated_outside()
+        self._client.start()
+        started_s = time.monotonic()
+        sandbox_seed = int(self.np_random.integers(2**31))
+        session = self._client.open(task, seed=sandbox_seed, deadline_s=self._deadline_s)
+        self._session = session
+        try:
+            session.boot()
+        except BaseException:
+            self._end_session()
+            raise
+        self._steps, self._started_s = 0, started_s
+        self._transcript = task.instruction
+        info: dict[str, Any] = {"task": task.id, "reset_s": time.monotonic() - started_s}
+        if session.session.rung is not None:
+            info["rung"] = session.session.rung
+        return task.instruction[:MOST_OBSERVATION], info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Run a command, or submit.
+
+        Returns:
+            Output, reward, terminated, truncated, info. After either flag: call ``reset``.
+
+        Raises:
+            CallerError: The action is no ``str``.
+            gymnasium.error.ResetNeeded: No episode is under way.
+        """
+        if not isinstance(action, str):
+            raise CallerError("an action is a str, a shell command", type=type(action).__name__)
+        if self._session is None:
+            raise gym.error.ResetNeeded("call reset() before step()")
+        self._steps += 1
+        submitted = action.strip() == self._submit
+        try:
+            observation, info = ("", {}) if submitted else self._run(self._session, action)
+            out_of_time = self._session.session.remaining_s <= 0
+            truncated = not submitted and (self._steps >= self._max_steps or out_of_time)
+            reward = 0.0
+            if submitted or (truncated and self._grade_on == "end"):
+                reward, graded = self._grade(self._session)
+                info |= graded
+        except SandboxKilledError as error:
+            observation, info, reward = f"rayroll: {error.message}\n", {"failure": _facts(error.failure())}, 0.0
+            submitted, truncated = True, False
+        except RayrollError:
+            self._end_session()  # nothing that follows could be trusted
+            raise
+        if submitted or truncated:
+            info["episode"] = {
+                "r": float(reward),
+                "l": self._steps,
+                "t": round(time.monotonic() - self._started_s, 6),
+            }
+            self._end_session()
+        return observation, reward, submitted, truncated, info
+
+    def render(self) -> str | None:
+        """The episode so far as a terminal would show it; None without ``render_mode="ansi"``."""
+        return self._transcript if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Destroy the sandbox and let go of the substrate. Idempotent."""
+        self._end_session()
+        self._client.close()
+
+    def _choose(self, options: dict[str, Any]) -> Task:
+        unknown = set(options) - {"task"}
+        if unknown:
+            raise unknown_name("reset option", sorted(unknown)[0], ["task"])
+        if "task" not in options:
+            return self._tasks[int(self.np_random.integers(len(self._tasks)))]
+        wanted = str(options["task"])
+        if self._pack is not None:
+            return self._pack.by_id(wanted)
+        for task in self._tasks:
+            if task.id == wanted:
+                return task
+        raise unknown_name("task", wanted, (task.id for task in self._tasks))
+
+    def _check_not_truncated_outside(self) -> None:
+        if self.spec is not None and self.spec.max_episode_steps:
+            raise ConfigError(
+                "max_episode_steps would truncate without a grade; use max_steps",
+                max_episode_steps=self.spec.max_episode_steps,
+            )
+
+    def _run(self, session: SyncSession, action: str) -> tuple[str, dict[str, Any]]:
+        result = session.exec(action)
+        self._transcript += f"\n$ {action}\n{result.output}"
+        return result.output[:MOST_OBSERVATION], _command_info(result)
+
+    def _grade(self, session: SyncSession) -> tuple[float, dict[str, Any]]:
+        grade = session.grade()
+        if grade.reward is None:
+            reason = grade.failure.reason if grade.failure else "the tests gave no verdict"
+            raise GraderError(reason, task=session.session.task.id)
+        info: dict[str, Any] = {"grade_report": grade.report}
+        if grade.failure is not None:
+            info["failure"] = _facts(grade.failure)
+        return grade.reward, info
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def _command_info(result: ExecResult) -> dict[str, Any]:
+    # Floats stay floats and absent facts stay absent: Gymnasium's vector infos take the first env's types for all.
+    info: dict[str, Any] = {
+        "exit_code": result.exit_code,
+        "timed_out": result.timed_out,
+        "truncated_bytes": max(0, result.output_bytes - len(result.raw)),
+        "state_saved": result.state_saved,
+        "timing_s": _seconds(result.timing),
+    }
+    if result.notice:
+        info["notice"] = result.notice
+    return info
+
+
+def _seconds(timing: CommandTiming) -> dict[str, float]:
+    return {
+        "run": timing.run_ns / 1e9,
+        "spawn": (timing.queued_ns + timing.spawn_ns) / 1e9,
+        "drain": timing.drain_ns / 1e9,
+        "transport": max(0, timing.round_trip_ns - timing.busy_ns) / 1e9,
+    }
+
+
+def _facts(failure: Failure) -> dict[str, str]:
+    return {"fault": failure.fault, "reason": failure.reason, "error": failure.error}

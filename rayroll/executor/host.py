@@ -1,0 +1,190 @@
+"""The Ray actor that owns a node's sandboxes: batches of messages in, completions out, in the order they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rayroll.errors import ClosedError, InfraFailure, RayrollError, unknown_name
+from rayroll.executor.messages import (
+    Close,
+    Completion,
+    Exec,
+    HostInfo,
+    HostSetup,
+    HostStats,
+    Judge,
+    Message,
+    Open,
+    Opened,
+)
+from rayroll.session import Client, Session, SessionConfig
+from rayroll.timing import Span, clock_id
+from rayroll.types import Task
+
+__all__ = ["NodeHost"]
+
+logger = logging.getLogger(__name__)
+
+_LAG_EVERY_S = 0.02
+_LAG_KEPT = 3000  # one minute
+
+
+class NodeHost:
+    """Owns many sessions on one substrate. One event loop; nothing in here blocks it."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        self._setup = setup
+        self._client = Client(
+            setup.substrate,
+            substrate_config=setup.substrate_config,
+            config=SessionConfig.parse(setup.session_config, where="session"),
+            run_id=setup.run_id,
+            owner=setup.owner,
+        )
+        self._tasks: dict[str, Task] = {}
+        self._sessions: dict[str, Session] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._done: deque[Completion] = deque()
+        self._pollers: deque[asyncio.Future[None]] = deque()
+        self._lags_s: deque[float] = deque(maxlen=_LAG_KEPT)
+        self._lag_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> HostInfo:
+        """Open the substrate. Raises SubstrateError where this node cannot run it, with what would fix it."""
+        probe = await self._client.substrate.probe()
+        if not probe.ok:
+            raise InfraFailure(
+                f"this node cannot run {self._setup.substrate!r}: {probe.reason}",
+                fix=probe.fix,
+                node=socket.gethostname(),
+            )
+        await self._client.__aenter__()
+        self._lag_task = asyncio.get_running_loop().create_task(self._measure_lag())
+        return HostInfo(socket.gethostname(), os.getpid(), clock_id(), dict(probe.facts))
+
+    async def add_tasks(self, tasks: Sequence[Task]) -> None:
+        """Make tasks known, before a message names them."""
+        self._tasks |= {task.id: task for task in tasks}
+
+    async def submit(self, batch: Sequence[tuple[int, Message]]) -> None:
+        """Begin the work of every message; answers come through ``completions``."""
+        arrived_ns = time.monotonic_ns()
+        loop = asyncio.get_running_loop()
+        for request_id, message in batch:
+            work = loop.create_task(self._answer(request_id, message, arrived_ns))
+            self._working.add(work)
+            work.add_done_callback(self._working.discard)
+
+    async def completions(self, max_wait_s: float) -> list[Completion]:
+        """All that has finished and was not yet told, as soon as there is any; empty after ``max_wait_s``."""
+        if not self._done:
+            poller = asyncio.get_running_loop().create_future()
+            self._pollers.append(poller)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max_wait_s):
+                    await poller
+            with contextlib.suppress(ValueError):
+                self._pollers.remove(poller)
+        now_ns = time.monotonic_ns()
+        told = [_departing(completion, now_ns) for completion in self._done]
+        self._done.clear()
+        return told
+
+    async def stats(self) -> HostStats:
+        """How this host is doing."""
+        lags = sorted(self._lags_s) or [0.0]
+        return HostStats(
+            sessions=len(self._sessions),
+            rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            loop_lag_p50_ms=lags[len(lags) // 2] * 1e3,
+            loop_lag_p99_ms=lags[min(len(lags) - 1, len(lags) * 99 // 100)] * 1e3,
+        )
+
+    async def close(self) -> None:
+        """End all work and free every sandbox. Idempotent."""
+        for work in list(self._working):
+            work.cancel()
+        if self._working:
+            await asyncio.wait(set(self._working))
+        if self._lag_task is not None:
+            self._lag_task.cancel()
+        await self._client.close()
+
+    async def _answer(self, request_id: int, message: Message, arrived_ns: int) -> None:
+        value, error = None, None
+        started_ns = time.monotonic_ns()
+        session = self._sessions.get(message.session)
+        mark = session.recorder.mark() if session is not None else 0
+        try:
+            value = await self._do(message)
+        except RayrollError as caught:
+            error = caught
+        except Exception as caught:  # a bug of ours must end that rollout with its traceback, not hang it
+            logger.exception("host: %s failed", type(message).__name__)
+            error = InfraFailure("unexpected error in the host", error=repr(caught), message=type(message).__name__)
+        session = session or self._sessions.get(message.session)
+        spans = session.recorder.spans_since(mark) if session is not None else ()
+        waited = (Span("host", arrived_ns, started_ns),)
+        self._tell(Completion(request_id, value, error, arrived_ns, time.monotonic_ns() - arrived_ns, waited + spans))
+
+    def _tell(self, completion: Completion) -> None:
+        self._done.append(completion)
+        while self._pollers:
+            poller = self._pollers.popleft()
+            if not poller.done():
+                poller.set_result(None)
+                break
+
+    async def _do(self, message: Message) -> Any:
+        if isinstance(message, Open):
+            return await self._open(message)
+        session = self._sessions.get(message.session)
+        if isinstance(message, Close):
+            if session is not None:
+                await session.close()
+                self._sessions.pop(message.session, None)
+            return None
+        if session is None:
+            raise ClosedError("no such session in this host", session=message.session)
+        if isinstance(message, Exec):
+            return await session.exec(message.command, timeout_s=message.timeout_s)
+        assert isinstance(message, Judge)
+        return await session.grade(fingerprint=message.fingerprint)
+
+    async def _open(self, message: Open) -> Opened:
+        task = self._tasks.get(message.task_id)
+        if task is None:
+            raise unknown_name("task", message.task_id, self._tasks)
+        session = self._client.open(
+            task,
+            group_id=message.group_id,
+            sample_index=message.sample_index,
+            seed=message.seed,
+            deadline_s=message.deadline_s,
+        )
+        self._sessions[message.session] = session
+        sandbox = await session.booted()
+        assert session.cold_start_s is not None
+        return Opened(sandbox.rung, sandbox.system, session.cold_start_s, session.first_action_s)
+
+    async def _measure_lag(self) -> None:
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(_LAG_EVERY_S)
+            self._lags_s.append(time.monotonic() - before_s - _LAG_EVERY_S)
+
+
+def _departing(done: Completion, now_ns: int) -> Completion:
+    """With its residence, known only as it leaves; what it waited here for a poll is the host's time."""
+    finished_ns = done.arrived_ns + done.residence_ns
+    return replace(done, residence_ns=now_ns - done.arrived_ns, spans=(*done.spans, Span("host", finished_ns, now_ns)))

@@ -1,0 +1,170 @@
+"""The driver's end of one host: what is bound for it leaves together when the call before has returned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+
+from rayroll.errors import HostLostError, RayrollError
+from rayroll.executor.host import NodeHost
+from rayroll.executor.messages import Completion, HostInfo, HostSetup, HostStats, Message
+from rayroll.types import Task
+
+__all__ = ["HostLink", "remote_call"]
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 5.0
+"""Longest a host keeps a poll open with nothing to tell."""
+CALL_S = 30.0
+"""Longest wait for a host's answer beyond what the call itself may take."""
+POLLS = 2
+"""Polls under way: while one answer travels, the next completion finds the other poll already there."""
+
+
+async def remote_call(ref: Any, *, deadline_s: float, what: str) -> Any:
+    """Await a Ray reference as if the call were local: a deadline, cancellation that reaches the actor, our own errors.
+
+    Raises:
+        HostLostError: The actor is gone, or did not answer in time (a stopped process raises nothing by itself).
+        RayrollError: What the method raised.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await ref
+    except TimeoutError:
+        ray.cancel(ref)
+        raise HostLostError("the host does not answer", call=what, deadline_s=deadline_s) from None
+    except asyncio.CancelledError:
+        ray.cancel(ref)  # Ray does not notice that its caller gave up
+        raise
+    except RayActorError as error:
+        raise HostLostError("the host is gone", call=what, reason=str(error).splitlines()[0]) from None
+    except TaskCancelledError as error:
+        raise HostLostError("the call was cancelled in the host", call=what) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, RayrollError):
+            raise error.cause from None
+        raise
+
+
+class HostLink:
+    """Sends messages to one host in batches and hands its completions to whoever waits for them."""
+
+    def __init__(self, setup: HostSetup, **options: Any) -> None:
+        """Nothing is started yet. ``options`` are Ray's for the actor (labels, resources)."""
+        self._setup = setup
+        self._options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000, **options}
+        self._host: Any = None
+        self._ids = itertools.count(1)
+        self._outbox: list[tuple[int, Message]] = []
+        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        self._known_tasks: set[str] = set()
+        self._sender: asyncio.Task[None] | None = None
+        self._pollers: list[asyncio.Task[None]] = []
+        self._lost: RayrollError | None = None
+        self.info: HostInfo
+
+    async def start(self, *, deadline_s: float = 120.0) -> HostInfo:
+        """Create the actor and open its substrate.
+
+        Raises:
+            InfraFailure: The node cannot run the substrate, or the actor did not come up in time.
+        """
+        # A step must not run twice: no task retries. A restarted host would have forgotten its sessions: no restarts.
+        actor = ray.remote(NodeHost).options(max_restarts=0, max_task_retries=0, **self._options)
+        self._host = actor.remote(self._setup)
+        try:
+            self.info = await remote_call(self._host.start.remote(), deadline_s=deadline_s, what="start")
+        except BaseException:
+            ray.kill(self._host)
+            raise
+        loop = asyncio.get_running_loop()
+        self._pollers = [loop.create_task(self._poll(), name="host poll") for _ in range(POLLS)]
+        return self.info
+
+    async def add_tasks(self, tasks: Sequence[Task]) -> None:
+        """Make tasks known to the host, each once."""
+        new = [task for task in tasks if task.id not in self._known_tasks]
+        if new:
+            await remote_call(self._host.add_tasks.remote(new), deadline_s=CALL_S, what="add_tasks")
+            self._known_tasks |= {task.id for task in new}
+
+    async def call(self, message: Message, *, deadline_s: float) -> Completion:
+        """Send one message and wait for its completion, whose ``error`` is not raised.
+
+        Raises:
+            HostLostError: The host is gone, or took longer than ``deadline_s``. What was asked may have been done.
+        """
+        if self._lost is not None:
+            raise self._lost
+        request_id = next(self._ids)
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answer
+        self._outbox.append((request_id, message))
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._send(), name="host send")
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await answer
+        except TimeoutError:
+            raise HostLostError(
+                "no completion in time", message=type(message).__name__, deadline_s=deadline_s
+            ) from None
+        finally:
+            self._waiting.pop(request_id, None)
+
+    async def stats(self) -> HostStats:
+        """How the host is doing."""
+        stats: HostStats = await remote_call(self._host.stats.remote(), deadline_s=CALL_S, what="stats")
+        return stats
+
+    async def close(self, *, deadline_s: float = 8.0) -> None:
+        """Free everything the host owns, then end it. What does not answer is left to the leases. Idempotent."""
+        host, self._host = self._host, None
+        if host is None:
+            return
+        for task in [*self._pollers, *([self._sender] if self._sender else [])]:
+            task.cancel()
+        await asyncio.gather(*self._pollers, return_exceptions=True)
+        with contextlib.suppress(HostLostError):
+            await remote_call(host.close.remote(), deadline_s=deadline_s, what="close")
+        ray.kill(host)
+        self._fail(HostLostError("the host was closed"))
+
+    async def _send(self) -> None:
+        try:
+            while self._outbox:
+                batch, self._outbox = self._outbox, []
+                await remote_call(self._host.submit.remote(batch), deadline_s=CALL_S, what="submit")
+        except RayrollError as error:
+            self._fail(error)
+        finally:
+            self._sender = None
+
+    async def _poll(self) -> None:
+        try:
+            while True:
+                told: list[Completion] = await remote_call(
+                    self._host.completions.remote(POLL_S), deadline_s=POLL_S + CALL_S, what="completions"
+                )
+                for completion in told:
+                    answer = self._waiting.get(completion.request_id)
+                    if answer is not None and not answer.done():
+                        answer.set_result(completion)
+        except RayrollError as error:
+            self._fail(error)
+
+    def _fail(self, error: RayrollError) -> None:
+        if self._lost is None:
+            self._lost = error
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(error)
