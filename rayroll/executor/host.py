@@ -122,7 +122,6 @@ class NodeHost:
 
     async def _answer(self, request_id: int, message: Message, arrived_ns: int) -> None:
         value, error = None, None
-        started_ns = time.monotonic_ns()
         session = self._sessions.get(message.session)
         mark = session.recorder.mark() if session is not None else 0
         try:
@@ -134,8 +133,7 @@ class NodeHost:
             error = InfraFailure("unexpected error in the host", error=repr(caught), message=type(message).__name__)
         session = session or self._sessions.get(message.session)
         spans = session.recorder.spans_since(mark) if session is not None else ()
-        waited = (Span("host", arrived_ns, started_ns),)
-        self._tell(Completion(request_id, value, error, arrived_ns, time.monotonic_ns() - arrived_ns, waited + spans))
+        self._tell(Completion(request_id, value, error, arrived_ns, 0, spans))
 
     def _tell(self, completion: Completion) -> None:
         self._done.append(completion)
@@ -185,6 +183,8 @@ class NodeHost:
 
 
 def _departing(done: Completion, now_ns: int) -> Completion:
-    """With its residence, known only as it leaves; what it waited here for a poll is the host's time."""
-    finished_ns = done.arrived_ns + done.residence_ns
-    return replace(done, residence_ns=now_ns - done.arrived_ns, spans=(*done.spans, Span("host", finished_ns, now_ns)))
+    """With its residence, known only as it leaves; what its session did not do of that is the host's own time."""
+    begun_ns = min((span.start_ns for span in done.spans), default=now_ns)
+    ended_ns = max((span.end_ns for span in done.spans), default=now_ns)
+    own = (Span("host", done.arrived_ns, max(begun_ns, done.arrived_ns)), Span("host", ended_ns, now_ns))
+    return replace(done, residence_ns=now_ns - done.arrived_ns, spans=(*own, *done.spans))
