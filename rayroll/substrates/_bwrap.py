@@ -31,7 +31,7 @@ class Bubblewrap:
     def argv(
         self,
         system: System,
-        root: Path,
+        folder: Path,
         runner: tuple[Path, str],
         command: Sequence[str],
         env: Mapping[str, str],
@@ -44,7 +44,7 @@ class Bubblewrap:
 
         Args:
             system: What is mounted into the root.
-            root: The private root on the node; everything that no read-only folder covers is written there.
+            folder: The sandbox's own on the node; what no read-only folder covers is written below its ``root``.
             runner: The program on the node, and where it is inside.
             command: What to execute inside.
             env: The whole environment of ``command``.
@@ -57,13 +57,13 @@ class Bubblewrap:
             argv.append("--share-net")
         if self.can_disable_userns:
             argv += ["--unshare-user", "--disable-userns"]
-        argv += ["--bind", str(root), "/"]
+        argv += ["--bind", str(folder / "root"), "/"]
         for source, target in system.read_only:
             argv += ["--ro-bind", str(source), target]
         for link_target, path in system.links:
             argv += ["--symlink", link_target, path]
         for name, target in system.private:
-            argv += ["--bind", str(root / name), target]
+            argv += ["--bind", str(folder / name), target]
         argv += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", str(runner[0]), runner[1]]
         argv += ["--info-fd", str(info_fd), "--block-fd", str(block_fd), "--clearenv"]
         for name, value in env.items():

@@ -52,16 +52,23 @@ class Cgroups:
             return None
         return cls({"": parent}, 2)
 
-    def create(self, name: str, limits: Limits) -> tuple[str, ...]:
-        """Make the cgroups of one sandbox; the paths to remove afterwards.
+    def paths(self, name: str) -> tuple[str, ...]:
+        """The folders that ``create`` makes, so that they can be on record before they exist."""
+        return tuple(str(folder) for _, folder in self._folders(name))
+
+    def _folders(self, name: str) -> list[tuple[str, Path]]:
+        middle = "" if self.version == 2 else PARENT
+        return [(controller, mount / middle / name) for controller, mount in self._mounts.items()]
+
+    def create(self, name: str, limits: Limits) -> None:
+        """Make the cgroups of one sandbox.
 
         Raises:
             OSError: The kernel refused; nothing is left.
         """
         made: list[Path] = []
         try:
-            for controller, mount in self._mounts.items():
-                folder = mount / name if self.version == 2 else mount / PARENT / name
+            for controller, folder in self._folders(name):
                 folder.mkdir(parents=True)
                 made.append(folder)
                 for file, value in self._settings(controller, limits):
@@ -72,7 +79,6 @@ class Cgroups:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
             raise
-        return tuple(str(folder) for folder in made)
 
     def _settings(self, controller: str, limits: Limits) -> list[tuple[str, str]]:
         memory, quota_us = str(limits.memory_mib << 20), round(limits.cpus * CPU_PERIOD_US)
@@ -95,19 +101,17 @@ class Cgroups:
             if (folder / file).exists():
                 (folder / file).write_text(str(value))
 
-    @staticmethod
-    def enter(cgroups: tuple[str, ...], pid: int) -> None:
+    def enter(self, name: str, pid: int) -> None:
         """Move a process that has no children yet. Raises OSError when it is gone."""
-        for folder in cgroups:
-            (Path(folder) / "cgroup.procs").write_text(str(pid))
+        for _, folder in self._folders(name):
+            (folder / "cgroup.procs").write_text(str(pid))
 
-    @staticmethod
-    def killed_for_memory(cgroups: tuple[str, ...]) -> bool:
+    def killed_for_memory(self, name: str) -> bool:
         """Whether the kernel killed something in there for want of memory."""
-        for folder in cgroups:
+        for _, folder in self._folders(name):
             for file in ("memory.oom_control", "memory.events"):
                 with contextlib.suppress(OSError):
-                    for line in (Path(folder) / file).read_text().splitlines():
+                    for line in (folder / file).read_text().splitlines():
                         word, _, count = line.partition(" ")
                         if word == "oom_kill" and int(count) > 0:
                             return True

@@ -41,6 +41,7 @@ class Engine:
             ConfigError: docker-py is not installed.
             EngineDownError: Nothing answers, or not as an engine.
         """
+        await _knock(endpoint)
         try:
             api = await asyncio.to_thread(_client, endpoint, threads, timeout_s)
             engine = cls(endpoint, api, threads)
@@ -48,7 +49,7 @@ class Engine:
         except EngineDownError:
             raise
         except (RayrollError, OSError) as error:
-            raise down(endpoint, error) from error
+            raise down(endpoint, error) from None
         engine.version = said["Version"]
         engine.machine = MACHINES.get(said["Arch"], said["Arch"])
         engine.facts = {"engine": said["Version"], "api": said["ApiVersion"], "kernel": said.get("KernelVersion", "")}
@@ -66,6 +67,16 @@ class Engine:
         """Let the threads and connections go, after the calls under way."""
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._api.close)
+
+
+async def _knock(endpoint: Endpoint) -> None:
+    """Is anybody there? Asked on the loop: docker-py leaves a socket open when nobody is."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            transport, _ = await endpoint.connect(asyncio.Protocol)
+    except (OSError, TimeoutError) as error:
+        raise down(endpoint, error) from None
+    transport.abort()
 
 
 def _client(endpoint: Endpoint, threads: int, timeout_s: float) -> Any:
@@ -105,7 +116,7 @@ def translated(endpoint: Endpoint) -> Iterator[None]:
             "the Docker engine did not answer in time", host=endpoint.url, reason=str(error)
         ) from error
     except (requests.exceptions.RequestException, docker.errors.DockerException, OSError, EOFError) as error:
-        raise down(endpoint, error) from error
+        raise down(endpoint, error) from None  # its chain is four exceptions long and says the same
 
 
 def down(endpoint: Endpoint, error: BaseException) -> EngineDownError:
@@ -121,7 +132,8 @@ def down(endpoint: Endpoint, error: BaseException) -> EngineDownError:
             fix = "install and start it, or say where it is: export DOCKER_HOST=unix:///path/docker.sock"
     else:
         fix = "is DOCKER_HOST right, the engine listening there, and DOCKER_TLS_VERIFY as the engine wants it?"
-    return EngineDownError("no Docker engine answers", host=endpoint.url, reason=str(reason)[-300:], fix=fix)
+    said = str(reason)[-300:] or type(reason).__name__
+    return EngineDownError("no Docker engine answers", host=endpoint.url, reason=said, fix=fix)
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -43,7 +43,7 @@ class System:
     links: tuple[tuple[str, str], ...] = ()
     """Target and path of symbolic links in the root."""
     private: tuple[tuple[str, str], ...] = ()
-    """Folders of the private root that are mounted over read-only ones: name below the root, path in the sandbox."""
+    """Private folders mounted over read-only ones: name below the sandbox's folder on the node, path inside."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"
@@ -51,7 +51,7 @@ class System:
     uid: int = AGENT_UID
     gid: int = AGENT_UID
     seed: Callable[[Path], None] | None = None
-    """Fills the private root of one sandbox, given its place on the node. Blocks."""
+    """Fills the private folders of one sandbox, given its own folder on the node. Blocks."""
 
 
 def host_system(spec: SandboxSpec, *, reader_uid: int) -> System:
@@ -84,13 +84,13 @@ def host_system(spec: SandboxSpec, *, reader_uid: int) -> System:
     for copy in recipe.copies:
         _refuse_system_target(copy.target, taken)
 
-    def seed(root: Path) -> None:
+    def seed(own: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="rayroll-context-") as folder:
             context = Path(folder, "context")  # its mode is copied along: not the 700 of a temporary folder
             context.mkdir(mode=0o755)
             environment.extract(context)
             for copy in recipe.copies:
-                _copy_in(context, copy, root)
+                _copy_in(context, copy, own / "root")
 
     return replace(system, seed=seed)
 

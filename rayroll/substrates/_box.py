@@ -1,0 +1,307 @@
+"""One local sandbox of this process: its folder, its process and our end of its stream, from half-made to gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from io import FileIO, RawIOBase
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from rayroll.errors import SandboxLostError, SubstrateError
+from rayroll.substrates import SandboxSpec
+from rayroll.substrates import _leftovers as leftovers
+from rayroll.substrates._bwrap import Bubblewrap
+from rayroll.substrates._cgroup import Cgroups, Limits
+from rayroll.substrates._ground import Site
+from rayroll.substrates._leftovers import Remains
+from rayroll.substrates._spawn import spawn
+from rayroll.substrates._stream import StreamChannel, channel_over
+from rayroll.substrates._system import System
+
+__all__ = ["RUNNER", "Box"]
+
+T = TypeVar("T")
+
+RUNNER = "/.rayroll/runner"
+"""Where the runner is in a sandbox."""
+RUNNER_LOG = "stderr"
+
+
+class Box:
+    """A sandbox and everything that must be freed with it.
+
+    Threads go on when the coroutine that waits for them is cancelled, so whatever makes something is remembered
+    (``_pending``), and cleaning up waits for it first.
+    """
+
+    def __init__(self, remains: Remains, threads: Executor, uid: int, cgroups: Cgroups | None) -> None:
+        if cgroups is not None:
+            remains = replace(remains, cgroups=cgroups.paths(remains.id))
+        self.remains = remains
+        self.site = Site({})
+        self.channel: StreamChannel | None = None
+        self.on_end: Callable[[str], None] = lambda cause: None
+        """Called once with the cause of death, after everything is freed."""
+        self._threads = threads
+        self._uid = uid
+        self._cgroups = cgroups
+        self._pending: list[asyncio.Future[Any]] = []
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._handle = -1
+        self._cleaning: asyncio.Future[None] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Its place on the node: ``root`` and ``private/*`` for the sandbox, ``state.json`` for whoever cleans up."""
+        return Path(self.remains.folder)
+
+    @property
+    def is_ending(self) -> bool:
+        return self._cleaning is not None
+
+    # making it
+
+    async def furnish(self, spec: SandboxSpec, system: System) -> None:
+        """Make the folder, what is private in it, and the cgroups."""
+        await self._tracked(self._in_thread(self._furnish, spec, system))
+
+    def _furnish(self, spec: SandboxSpec, system: System) -> None:
+        self.folder.mkdir(mode=0o711)
+        self.remains.write()
+        root = self.folder / "root"
+        private = [root, *(self.folder / name for name, _ in system.private)]
+        for folder in private:
+            folder.mkdir(parents=True)
+        covered = [target for _, target in system.read_only]
+        for path in ("/tmp", "/var/tmp", system.home, system.workdir):
+            if not any((path + "/").startswith(target + "/") for target in covered):
+                inside = root / path.lstrip("/")
+                inside.mkdir(parents=True, exist_ok=True)
+                inside.chmod(0o1777 if path.endswith("/tmp") else 0o755)
+        for path, content in system.files.items():
+            inside = root / path.lstrip("/")
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.write_bytes(content)
+        is_given = self.remains.isolated and os.geteuid() == 0
+        if is_given:
+            _give(private, self._uid)
+        if system.seed is not None:
+            system.seed(self.folder)
+            if is_given and system.name == "host":  # what an image has belongs to the sandbox's user in the cache
+                _give(private, self._uid)
+        if self._cgroups is not None:
+            self._cgroups.create(self.remains.id, Limits(spec.memory_mib, spec.pids, spec.cpus))
+
+    async def start(
+        self,
+        bubblewrap: Bubblewrap,
+        system: System,
+        runner: Path,
+        serve: list[str],
+        env: Mapping[str, str],
+        network: bool,
+    ) -> None:
+        """Start the runner as PID 1 of its own namespaces, inside its limits before it does anything.
+
+        Args:
+            bubblewrap: The one to use.
+            system: What ``furnish`` was given.
+            runner: The program on the node.
+            serve: Its arguments.
+            env: Its whole environment.
+            network: Share the node's network.
+
+        Raises:
+            SubstrateError: bubblewrap ended before it started anything; says what it printed.
+        """
+        info_end, info_fd = os.pipe()
+        block_fd, block_end = os.pipe()
+        with contextlib.ExitStack() as stack:
+            info = stack.enter_context(FileIO(info_end))
+            gate = stack.enter_context(FileIO(block_end, "w"))
+            inherited = stack.enter_context(contextlib.ExitStack())
+            for fd in (info_fd, block_fd):
+                inherited.callback(os.close, fd)
+            argv = bubblewrap.argv(
+                system,
+                self.folder,
+                (runner, RUNNER),
+                [RUNNER, *serve],
+                env,
+                network=network,
+                info_fd=info_fd,
+                block_fd=block_fd,
+            )
+            as_user = {"user": self._uid, "group": self._uid, "extra_groups": []} if os.geteuid() == 0 else {}
+            await self._spawn(argv, pass_fds=(info_fd, block_fd), cwd="/", env={}, **as_user)
+            inherited.close()
+            pid = _child_pid(await _read_to_end(info))
+            if pid is None:
+                raise SubstrateError("bubblewrap did not start", reason=await self._in_thread(self._last_words))
+            await self._in_thread(self._register, pid)
+            gate.write(b"\n")
+
+    async def start_plain(self, system: System, runner: Path, serve: list[str], env: Mapping[str, str]) -> None:
+        """Start the runner as a plain process of this node."""
+        root = self.folder / "root"
+        own = {"HOME": str(root / system.home.lstrip("/")), "TMPDIR": str(root / "tmp")}
+        workdir = root / system.workdir.lstrip("/")
+        process = await self._spawn([str(runner), *serve], cwd=workdir, env={**env, **own})
+        await self._in_thread(self._register, process.pid)
+
+    def _register(self, pid: int) -> None:
+        if self._cgroups is not None:
+            self._cgroups.enter(self.remains.id, pid)
+        self.remains = self.remains.with_process(pid)
+        self.remains.write()
+
+    async def _spawn(self, argv: list[str], **popen: Any) -> subprocess.Popen[bytes]:
+        ours, theirs = socket.socketpair()
+        self._sock = ours
+
+        async def start() -> subprocess.Popen[bytes]:
+            with theirs, await self._in_thread(self._open_log) as log:
+                self._process = await spawn(
+                    argv, stdin=theirs, stdout=theirs, stderr=log, start_new_session=True, umask=0o022, **popen
+                )
+            self._handle = os.pidfd_open(self._process.pid)
+            asyncio.get_running_loop().add_reader(self._handle, self._on_exit)
+            return self._process
+
+        process = await self._tracked(start())
+        self.channel = await channel_over(ours.dup())
+        return process
+
+    async def reopen(self) -> StreamChannel:
+        """Another channel over the same stream: ours is a socket pair, and closing a channel closes only its copy.
+
+        Raises:
+            SandboxLostError: It has ended.
+        """
+        if self._sock is None or self.is_ending:
+            raise SandboxLostError("the sandbox is gone", id=self.remains.id)
+        if self.channel is not None:
+            self.channel.abort()
+            await self.channel.wait_until_closed()
+        self.channel = await channel_over(self._sock.dup())
+        return self.channel
+
+    # ending it
+
+    async def clean(self, cause: str) -> None:
+        """End it and free everything, once; later calls wait for the first.
+
+        Raises:
+            SubstrateError: Something could not be removed.
+        """
+        if self._cleaning is None:
+            self._cleaning = asyncio.ensure_future(self._clean(cause))
+        await asyncio.shield(self._cleaning)
+
+    def abandon(self) -> subprocess.Popen[bytes] | None:
+        """Leave it to its lease and to the end of this process; returns what must not be collected before."""
+        self._stop_watching()
+        self._close_stream()
+        return self._process
+
+    def _on_exit(self) -> None:
+        """The process ended by itself: its lease lapsed, its memory ran out, or somebody killed it."""
+        self._stop_watching()
+        assert self._process is not None
+        code = self._process.wait()
+        if self._cleaning is None:
+            self._cleaning = asyncio.ensure_future(self._clean(f"exit {code if code >= 0 else 128 - code}"))
+
+    async def _clean(self, cause: str) -> None:
+        if self._pending:
+            await asyncio.wait(self._pending)
+        for done in self._pending:
+            done.cancelled() or done.exception()  # mark as seen
+        try:
+            cause = await self._in_thread(self._post_mortem, cause)
+            if self._process is not None and self.remains.isolated:
+                self._process.kill()
+            await self._in_thread(leftovers.remove, self.remains)
+        except OSError as error:
+            raise SubstrateError("a sandbox could not be removed", id=self.remains.id, reason=str(error)) from error
+        finally:
+            self._stop_watching()
+            if self._process is not None:
+                await self._in_thread(self._process.wait)
+            self._close_stream()
+            await self.site.release()
+            self.on_end(cause)
+
+    def _post_mortem(self, cause: str) -> str:
+        if self._cgroups is not None and self._cgroups.killed_for_memory(self.remains.id):
+            return "oom"
+        words = self._last_words()
+        return f"{cause}: {words}" if words else cause
+
+    def _stop_watching(self) -> None:
+        if self._handle >= 0:
+            asyncio.get_running_loop().remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = -1
+
+    def _close_stream(self) -> None:
+        if self.channel is not None:
+            self.channel.abort()
+        if self._sock is not None:
+            self._sock.close()
+
+    def _open_log(self) -> BinaryIO:
+        return (self.folder / RUNNER_LOG).open("wb")
+
+    def _last_words(self) -> str:
+        """What bubblewrap or the runner printed before it ended."""
+        with contextlib.suppress(OSError):
+            return (self.folder / RUNNER_LOG).read_bytes()[-2000:].decode(errors="replace").strip()
+        return ""
+
+    # threads
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args))
+
+    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        self._pending.append(task)
+        return await asyncio.shield(task)
+
+
+def _give(folders: Iterable[Path], uid: int) -> None:
+    """Make everything in there belong to the sandbox's user, links themselves instead of what they point to."""
+    for folder in folders:
+        os.chown(folder, uid, uid)
+        for parent, inner, files in os.walk(folder):
+            for name in (*inner, *files):
+                os.chown(os.path.join(parent, name), uid, uid, follow_symlinks=False)  # noqa: PTH118 - hot
+
+
+async def _read_to_end(pipe: RawIOBase) -> bytes:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        return await reader.read()
+    finally:
+        transport.close()
+
+
+def _child_pid(info: bytes) -> int | None:
+    try:
+        return int(json.loads(info)["child-pid"])
+    except (ValueError, KeyError):
+        return None

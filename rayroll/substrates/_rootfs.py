@@ -1,0 +1,279 @@
+"""A task's root filesystem for local sandboxes: the very image that docker uses, exported once per node.
+
+What a container has as writable layers, a local sandbox has as a private root with the image's folders read-only in it,
+and a private copy of the folders where work happens: the working directory and the home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import posixpath
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayroll.errors import EngineDownError, RayrollError
+from rayroll.runner.build import cache_dir
+from rayroll.substrates import SandboxSpec
+from rayroll.substrates import _endpoint as endpoints
+from rayroll.substrates._engine import Engine
+from rayroll.substrates._images import Images, tag_of
+from rayroll.substrates._system import PATH, System
+
+__all__ = ["Exporter", "Rootfs", "image_system"]
+
+NOT_MOUNTED = ("proc", "dev", "sys", "tmp", "run", ".dockerenv")
+GRADING = ("/tests", "/solution", "/logs")
+"""Folders that enter at grading: an image that has one gets a private copy of it."""
+HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
+RETRY_ENGINE_S = 30.0
+"""Pause before an engine that did not answer is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rootfs:
+    """An exported image."""
+
+    image_id: str
+    workdir: str
+    user: str
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> str:
+        """Its name in the cache."""
+        return "rootfs-" + self.image_id.removeprefix("sha256:")[:32]
+
+
+class Exporter:
+    """Turns a spec's image into files. Connects to an engine when it is first needed."""
+
+    def __init__(self, names: Path, host: str | None, mirror: str | None) -> None:
+        self._host = host
+        self._mirror = mirror
+        self._names = names
+        """Remembers which image a name stood for, so that what is exported runs without an engine."""
+        self._parts: tuple[Engine, Images] | None = None
+        self._connecting = asyncio.Lock()
+        self._down: tuple[float, EngineDownError] | None = None
+
+    async def resolve(self, spec: SandboxSpec, phases_s: dict[str, float]) -> tuple[Rootfs, bool]:
+        """The image of a spec that has one, pulled or built if need be, and whether it was absent.
+
+        Raises:
+            EngineDownError: No engine answers, and the image was never exported here.
+            ImageError, TaskError: See ``Images.ensure``.
+        """
+        assert spec.image or spec.environment, "the spec has an image or a Dockerfile"
+        name = spec.image or tag_of(spec.environment)  # type: ignore[arg-type]
+        known = await asyncio.to_thread(self._recall, name)
+        if known is not None and spec.image is None:
+            return known, False  # named by the contents of its build context: it cannot have changed
+        try:
+            _, images = await self._opened()
+            image, was_absent = await images.ensure(spec, "", phases_s)
+        except EngineDownError:
+            if known is None:
+                raise
+            return known, False
+        rootfs = Rootfs(image.id, image.workdir, image.user, dict(image.env))
+        await asyncio.to_thread(self._remember, name, rootfs)
+        return rootfs, was_absent
+
+    async def export(self, rootfs: Rootfs, folder: Path, owner: int | None) -> None:
+        """Write the image's files into an empty folder.
+
+        Args:
+            rootfs: From ``resolve``.
+            folder: Gets them.
+            owner: The user they shall belong to; None: this process's.
+        """
+        engine, _ = await self._opened()
+        await engine.call(_export, rootfs.image_id, folder, owner)
+
+    async def close(self) -> None:
+        """Let the engine go. Idempotent."""
+        if self._parts is not None:
+            (engine, _), self._parts = self._parts, None
+            await engine.close()
+
+    async def _opened(self) -> tuple[Engine, Images]:
+        async with self._connecting:
+            if self._down is not None and time.monotonic() < self._down[0]:
+                raise self._down[1]
+            if self._parts is None:
+                try:
+                    engine = await Engine.connect(endpoints.find(self._host), threads=4, timeout_s=600.0)
+                except EngineDownError as error:
+                    self._down = time.monotonic() + RETRY_ENGINE_S, error
+                    raise
+                images = Images(engine, cache_dir() / "locks", mirror=self._mirror, pull_timeout_s=900.0)
+                self._parts = engine, images
+            return self._parts
+
+    def _recall(self, name: str) -> Rootfs | None:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return Rootfs(**json.loads(self._file(name).read_bytes()))
+        return None
+
+    def _remember(self, name: str, rootfs: Rootfs) -> None:
+        file = self._file(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        half = file.with_suffix(f".{os.getpid()}")
+        half.write_text(json.dumps(asdict(rootfs)))
+        half.replace(file)
+
+    def _file(self, name: str) -> Path:
+        return self._names / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def _export(api: Any, image_id: str, folder: Path, owner: int | None) -> None:
+    container = api.create_container(image_id, ["-"], entrypoint=["-"], labels={"rayroll.helper": "export"})["Id"]
+    try:
+        stream = io.BufferedReader(_Chunks(api.export(container, chunk_size=1 << 20)), 1 << 20)
+        unpack(stream, folder, owner)
+        if owner is not None:
+            os.chown(folder, owner, owner)
+    finally:
+        api.remove_container(container, force=True)
+
+
+def unpack(stream: io.BufferedIOBase, folder: Path, owner: int | None) -> None:
+    """Unpack a root filesystem: no devices, no set-user-id bits, nothing outside of ``folder``."""
+
+    def keep(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        if member.isdev():
+            return None
+        safe = tarfile.tar_filter(member, path)
+        # A folder that its owner cannot enter or change could not be removed by a caller who is not root.
+        mode = safe.mode | 0o700 if safe.isdir() else safe.mode
+        uid, gid = (safe.uid, safe.gid) if owner is None else (owner, owner)
+        return safe.replace(mode=mode, uid=uid, gid=gid, uname="", gname="", deep=False)
+
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        archive.extractall(folder, filter=keep)
+    for name in ("hosts", "resolv.conf"):  # an exported image has them empty: the engine mounts its own
+        target = folder / "etc" / name
+        if target.is_symlink() or not target.exists():
+            target.unlink(missing_ok=True)
+            target.parent.mkdir(exist_ok=True)
+        target.write_text(HOSTS if name == "hosts" else "")
+
+
+class _Chunks(io.RawIOBase):
+    """A file that reads what an iterator yields."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks: Iterator[bytes] = iter(chunks)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._rest or next(self._chunks, b"")
+        size = min(len(buffer), len(data))
+        buffer[:size], self._rest = data[:size], data[size:]
+        return size
+
+
+def image_system(rootfs: Rootfs, tree: Path, spec: SandboxSpec) -> System:
+    """An exported image as a local sandbox's system. Blocks.
+
+    Args:
+        rootfs: What it was exported from.
+        tree: Where its files are.
+        spec: Gives the working directory, unless it is ``/``.
+    """
+    uid, gid, home = _user(rootfs.user, tree)
+    workdir = posixpath.normpath(rootfs.workdir if spec.workdir == "/" else spec.workdir)
+    read_only: list[tuple[Path, str]] = []
+    links: list[tuple[str, str]] = []
+    copies = _outermost(path for path in (workdir, home, *GRADING) if path != "/")
+    for path in sorted(tree.iterdir()):
+        if path.is_symlink():
+            links.append((str(path.readlink()), f"/{path.name}"))
+        elif path.name not in NOT_MOUNTED and f"/{path.name}" not in copies:
+            read_only.append((path, f"/{path.name}"))
+    if spec.network:
+        read_only.append((Path("/etc/resolv.conf").resolve(), "/etc/resolv.conf"))
+    covered = [target for _, target in read_only]
+    # Below a read-only folder a private one needs a place to be mounted on.
+    inside = [path for path in copies if any(path.startswith(target + "/") for target in covered)]
+    for inner in inside:
+        _mount_point(tree, inner)
+    if (tree / "var/tmp").is_dir():
+        inside.append("/var/tmp")
+    private = {inner: f"private/{number}" for number, inner in enumerate(inside)}
+    env = {"PATH": PATH, "HOME": home, "HOSTNAME": "sandbox", **rootfs.env}
+
+    def seed(folder: Path) -> None:
+        for copy in copies:
+            source = tree / copy.lstrip("/")
+            target = folder / private.get(copy, f"root/{copy.lstrip('/')}")
+            if source.is_dir():
+                target.mkdir(exist_ok=True)
+                # cp keeps modes, owners, links and hard links, and shares blocks where the filesystem can.
+                subprocess.run(["cp", "-a", "--", f"{source}/.", str(target)], check=True, capture_output=True)
+
+    return System(
+        "image",
+        tuple(read_only),
+        tuple(links),
+        private=tuple((name, inner) for inner, name in private.items()),
+        env=env,
+        workdir=workdir,
+        home=home,
+        uid=uid,
+        gid=gid,
+        seed=seed,
+    )
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Without those that lie in another."""
+    unique = sorted(set(paths))
+    return [p for p in unique if not any(p.startswith(other + "/") for other in unique)]
+
+
+def _mount_point(tree: Path, path: str) -> None:
+    target = tree / path.lstrip("/")
+    if not target.resolve().is_relative_to(tree.resolve()):
+        raise RayrollError("the image's working directory lies behind a link that leads elsewhere", path=path)
+    if not target.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):
+            os.chown(target, tree.stat().st_uid, tree.stat().st_gid)
+
+
+def _user(user: str, tree: Path) -> tuple[int, int, str]:
+    """uid, gid and home of an image's USER (``name``, ``uid``, either with ``:group``)."""
+    name, _, group = user.partition(":")
+    name = name or "root"
+    uid, gid, home = (int(name), 0, "/") if name.isdigit() else (0, 0, "/root")
+    for line in _lines(tree / "etc/passwd"):
+        fields = line.split(":")
+        if len(fields) >= 6 and name in (fields[0], fields[2]):
+            uid, gid, home = int(fields[2]), int(fields[3]), fields[5]
+            break
+    for line in _lines(tree / "etc/group"):
+        fields = line.split(":")
+        if group and len(fields) >= 3 and group in (fields[0], fields[2]):
+            gid = int(fields[2])
+    return uid, int(group) if group.isdigit() else gid, home
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
