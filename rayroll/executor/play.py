@@ -49,17 +49,19 @@ class Sample:
     substrate: str
     seed: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
+    """Tells apart rollouts of one task and sample in one run, such as those of a sweep's cells."""
     grouped: bool = False
 
     @property
     def rollout_id(self) -> str:
         """See ``rollout_id``."""
-        return rollout_id(self.run_id, self.task.id, self.sample_index)
+        return rollout_id(self.run_id, self.task.id, self.sample_index, self.namespace)
 
 
-def rollout_id(run_id: str, task_id: str, sample_index: int) -> str:
+def rollout_id(run_id: str, task_id: str, sample_index: int, namespace: str = "") -> str:
     """Hash of run, task and sample: equal in a resumed run, so that it skips what is finished."""
-    return hashlib.sha256(f"{run_id}\0{task_id}\0{sample_index}".encode()).hexdigest()[:20]
+    return hashlib.sha256(f"{run_id}\0{namespace}\0{task_id}\0{sample_index}".encode()).hexdigest()[:20]
 
 
 async def play(

@@ -98,6 +98,7 @@ class Executor:
         config: PlayConfig | None = None,
         seed: int | None = None,
         labels: Mapping[str, str] | None = None,
+        namespace: str = "",
         finished: Collection[str] = (),
     ) -> Run:
         """Begin a run. Rollouts start as slots are free and are read with ``run.rollouts()``.
@@ -111,6 +112,7 @@ class Executor:
             config: The rules of a rollout.
             seed: Rollout i gets ``seed + i``; None: no seeds.
             labels: For every rollout of this run, such as the sweep's cell.
+            namespace: Part of every rollout's id, where one run plays the same samples more than once.
             finished: Ids of rollouts to skip: those of an earlier run of the same ``run_id``.
 
         Raises:
@@ -133,6 +135,7 @@ class Executor:
                 substrate=self.substrate,
                 seed=None if seed is None else seed + number * samples_per_task + index,
                 labels=dict(labels or {}),
+                namespace=namespace,
                 grouped=samples_per_task > 1,
             )
             for number, task in enumerate(tasks)
