@@ -8,7 +8,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -104,7 +105,7 @@ class Executor:
         """Begin a run. Rollouts start as slots are free and are read with ``run.rollouts()``.
 
         Args:
-            tasks: In the order in which they start.
+            tasks: In the order in which they start. A task named again gets the next sample indices.
             policy: Who acts.
             samples_per_task: Rollouts of each task.
             max_in_flight: Slots: most rollouts at the same time.
@@ -131,15 +132,14 @@ class Executor:
             Sample(
                 run_id=self.run_id,
                 task=task,
-                sample_index=index,
+                sample_index=sample_index,
                 substrate=self.substrate,
-                seed=None if seed is None else seed + number * samples_per_task + index,
+                seed=None if seed is None else seed + number,
                 labels=dict(labels or {}),
                 namespace=namespace,
                 grouped=samples_per_task > 1,
             )
-            for number, task in enumerate(tasks)
-            for index in range(samples_per_task)
+            for number, (task, sample_index) in enumerate(_numbered(tasks, samples_per_task))
         ]
         samples = [sample for sample in samples if sample.rollout_id not in finished]
         run = Run(self._link, samples, policy, config or PlayConfig(), max_in_flight, max_infra_retries)
@@ -223,6 +223,14 @@ class Run:
         if rollout.failure is not None and rollout.failure.fault in ("task", "grader"):
             self.set_aside[sample.task.id] = rollout.failure
         await self._finished.put(rollout)
+
+
+def _numbered(tasks: Sequence[Task], samples_per_task: int) -> Iterator[tuple[Task, int]]:
+    made: Counter[str] = Counter()
+    for task in tasks:
+        for _ in range(samples_per_task):
+            yield task, made[task.id]
+            made[task.id] += 1
 
 
 def _not_played(sample: Sample, failure: Failure) -> Rollout:
