@@ -21,13 +21,16 @@ from typing import Any, ClassVar
 
 from rayroll.config import Config
 from rayroll.errors import ConfigError, TaskError, unknown_name
+from rayroll.tasks._prove import Prover, Verdict
 from rayroll.types import Task
 
 __all__ = [
     "Pack",
     "PackConfig",
+    "Prover",
     "Refused",
     "TaskFormat",
+    "Verdict",
     "formats",
     "load_format",
     "load_pack",
@@ -151,7 +154,7 @@ def load_pack(name_or_path: str | os.PathLike[str]) -> Pack:
     folder = Path(given).expanduser()
     if folder.is_dir():
         return _read_pack(folder.resolve())
-    if len(folder.parts) > 1 or not isinstance(name_or_path, str):
+    if os.sep in given or not isinstance(name_or_path, str):
         raise ConfigError(f"no such folder {given!r}", packs=packs())
     raise unknown_name("pack", given, packs())
 

@@ -53,12 +53,13 @@ def main() -> int:
 def _run_child(here: Path, scratch: Path, timeout_s: float) -> dict[str, Any]:
     results = scratch / "results.json"
     output = scratch / "output"
-    command = [sys.executable, "-I", "-B", str(Path(__file__).resolve()), str(results)]
+    command = [sys.executable, "-s", "-B", str(Path(__file__).resolve()), str(results)]
     env = {
         "PATH": os.defpath,
         "HOME": str(scratch),
         "LANG": "C.UTF-8",
         "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     shutil.copytree(here / "pristine", scratch / "repo")
@@ -101,6 +102,7 @@ def child(results: Path) -> None:
     repo = results.parent / "repo"
     os.chdir(repo)
     paths = [str(Path(expected["root"]) / entry) for entry in expected["path"]]
+    del sys.path[0]  # this file's folder
     run = _run_pytest if expected["runner"] == "pytest" else _run_unittest
     outcomes, messages = run(repo, expected["tests"], paths)
     messages = {name: text[:MESSAGE_CHARS] for name, text in messages.items()}
