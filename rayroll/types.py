@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import posixpath
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,10 +85,25 @@ class FileTree:
     def extract(self, target: Path) -> None:
         """Write the tree below ``target``, refusing names that would leave it."""
         with tarfile.open(fileobj=io.BytesIO(self.tar)) as archive:
-            archive.extractall(target, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(target, filter="data")
+                return
+            # Python before 3.11.4 (Debian 12's is 3.11.2) has no filters.
+            for member in archive:
+                _refuse_unsafe(member)
+                archive.extract(member, target)
 
     def __bool__(self) -> bool:
         return bool(self.names())
+
+
+def _refuse_unsafe(member: tarfile.TarInfo) -> None:
+    link = posixpath.join(posixpath.dirname(member.name) if member.issym() else "", member.linkname)
+    for path in (member.name, link):
+        if path.startswith("/") or posixpath.normpath(path).split("/")[0] == "..":
+            raise tarfile.TarError(f"{member.name!r} would leave the folder it is extracted to")
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise tarfile.TarError(f"{member.name!r} is neither a file, a folder nor a link")
 
 
 def _normalized(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -23,7 +23,7 @@ from rayroll.substrates._bwrap import Bubblewrap
 from rayroll.substrates._cgroup import Cgroups, Limits
 from rayroll.substrates._ground import Site
 from rayroll.substrates._leftovers import Remains
-from rayroll.substrates._spawn import spawn
+from rayroll.substrates._spawn import as_user, spawn
 from rayroll.substrates._stream import StreamChannel, channel_over
 from rayroll.substrates._system import System
 
@@ -142,8 +142,8 @@ class Box:
                 info_fd=info_fd,
                 block_fd=block_fd,
             )
-            as_user = {"user": self._uid, "group": self._uid, "extra_groups": []} if os.geteuid() == 0 else {}
-            await self._spawn(argv, pass_fds=(info_fd, block_fd), cwd="/", env={}, **as_user)
+            argv, identity = as_user(self._uid, argv)
+            await self._spawn(argv, pass_fds=(info_fd, block_fd), cwd="/", env={}, **identity)
             inherited.close()
             pid = _child_pid(await _read_to_end(info))
             if pid is None:

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rayroll.substrates import Probe
+from rayroll.substrates._spawn import as_user
 from rayroll.substrates._system import System
 
 __all__ = ["Bubblewrap", "find"]
@@ -83,8 +83,8 @@ def find(uid: int) -> Bubblewrap | Probe:
     if path is None:
         return Probe(False, "bubblewrap is not installed", "apt-get install bubblewrap  # dnf, apk, pacman: same name")
     try:
-        help_text = _run([path, "--help"], None).stdout
-        version = _run([path, "--version"], None).stdout.split()[-1]
+        help_text = _run([path, "--help"]).stdout
+        version = _run([path, "--version"]).stdout.split()[-1]
         tried = _run([path, *NAMESPACES, "--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"], uid)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Probe(False, f"bubblewrap does not run: {error}", "reinstall bubblewrap")
@@ -95,10 +95,10 @@ def find(uid: int) -> Bubblewrap | Probe:
     return Bubblewrap(path, version, "--disable-userns" in help_text)
 
 
-def _run(argv: Sequence[str], uid: int | None) -> subprocess.CompletedProcess[str]:
-    as_user: dict[str, Any] = {} if uid in (None, os.geteuid()) else {"user": uid, "group": uid, "extra_groups": []}
+def _run(argv: Sequence[str], uid: int | None = None) -> subprocess.CompletedProcess[str]:
+    argv, identity = as_user(os.geteuid() if uid is None else uid, argv)
     return subprocess.run(
-        argv, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False, cwd="/", **as_user
+        argv, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False, cwd="/", **identity
     )
 
 

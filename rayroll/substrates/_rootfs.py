@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayroll.errors import EngineDownError, RayrollError
+from rayroll.errors import EngineDownError, ImageError
 from rayroll.runner.build import cache_dir
 from rayroll.substrates import SandboxSpec
 from rayroll.substrates import _endpoint as endpoints
@@ -57,10 +57,11 @@ class Rootfs:
 class Exporter:
     """Turns a spec's image into files. Connects to an engine when it is first needed."""
 
-    def __init__(self, names: Path, host: str | None, mirror: str | None) -> None:
+    def __init__(self, cache: Path, host: str | None, mirror: str | None) -> None:
+        self._cache = cache
         self._host = host
         self._mirror = mirror
-        self._names = names
+        self._names = cache / ".names"
         """Remembers which image a name stood for, so that what is exported runs without an engine."""
         self._parts: tuple[Engine, Images] | None = None
         self._connecting = asyncio.Lock()
@@ -75,7 +76,7 @@ class Exporter:
         """
         assert spec.image or spec.environment, "the spec has an image or a Dockerfile"
         name = spec.image or tag_of(spec.environment)  # type: ignore[arg-type]
-        known = await asyncio.to_thread(self._recall, name)
+        known = await asyncio.to_thread(self._recall, name)  # and it is still exported
         if known is not None and spec.image is None:
             return known, False  # named by the contents of its build context: it cannot have changed
         try:
@@ -122,7 +123,8 @@ class Exporter:
 
     def _recall(self, name: str) -> Rootfs | None:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return Rootfs(**json.loads(self._file(name).read_bytes()))
+            rootfs = Rootfs(**json.loads(self._file(name).read_bytes()))
+            return rootfs if (self._cache / rootfs.entry).exists() else None
         return None
 
     def _remember(self, name: str, rootfs: Rootfs) -> None:
@@ -148,19 +150,34 @@ def _export(api: Any, image_id: str, folder: Path, owner: int | None) -> None:
 
 
 def unpack(stream: io.BufferedIOBase, folder: Path, owner: int | None) -> None:
-    """Unpack a root filesystem: no devices, no set-user-id bits, nothing outside of ``folder``."""
+    """Unpack a root filesystem: no devices, no set-user-id bits, nothing outside of ``folder``.
 
-    def keep(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        if member.isdev():
-            return None
-        safe = tarfile.tar_filter(member, path)
-        # A folder that its owner cannot enter or change could not be removed by a caller who is not root.
-        mode = safe.mode | 0o700 if safe.isdir() else safe.mode
-        uid, gid = (safe.uid, safe.gid) if owner is None else (owner, owner)
-        return safe.replace(mode=mode, uid=uid, gid=gid, uname="", gname="", deep=False)
-
+    Raises:
+        ImageError: A name leads out of the folder.
+    """
+    # Every member is checked here; tarfile's own filters came with Python 3.11.4.
+    trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    top = os.path.realpath(folder)
+    known = {""}
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        archive.extractall(folder, filter=keep)
+        for member in archive:
+            member.name = posixpath.normpath(member.name.lstrip("/"))
+            parent = posixpath.dirname(member.name)
+            if parent not in known:
+                place = os.path.realpath(os.path.join(top, parent))  # noqa: PTH118 - hot
+                if place != top and not place.startswith(top + "/"):
+                    raise ImageError("a file of the image leads out of its root filesystem", name=member.name)
+                known.add(parent)
+            if member.isdev() or member.name.split("/")[0] == "..":
+                continue
+            # A folder that its owner cannot enter or change could not be removed by a caller who is not root.
+            member.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o400)
+            member.uname = member.gname = ""
+            if owner is not None:
+                member.uid = member.gid = owner
+            if member.issym():
+                known.discard(member.name)
+            archive.extract(member, folder, **trusted)
     for name in ("hosts", "resolv.conf"):  # an exported image has them empty: the engine mounts its own
         target = folder / "etc" / name
         if target.is_symlink() or not target.exists():
@@ -248,7 +265,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 def _mount_point(tree: Path, path: str) -> None:
     target = tree / path.lstrip("/")
     if not target.resolve().is_relative_to(tree.resolve()):
-        raise RayrollError("the image's working directory lies behind a link that leads elsewhere", path=path)
+        raise ImageError("the image's working directory lies behind a link that leads elsewhere", path=path)
     if not target.is_dir():
         target.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(PermissionError):

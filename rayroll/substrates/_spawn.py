@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["spawn"]
+__all__ = ["as_user", "spawn"]
 
 
 def spawn(argv: Sequence[str], **popen: Any) -> asyncio.Future[subprocess.Popen[bytes]]:
@@ -23,6 +25,25 @@ def spawn(argv: Sequence[str], **popen: Any) -> asyncio.Future[subprocess.Popen[
     """
     loop = asyncio.get_running_loop()
     return loop.run_in_executor(_thread(), functools.partial(_start, list(argv), popen))
+
+
+def as_user(uid: int, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The command line and Popen arguments that run ``argv`` as a user without groups.
+
+    By setpriv where it is there: Popen's own ``user`` forks instead of vforking, which costs a host of 100 MB some
+    14 ms a start instead of 2.
+    """
+    if uid == os.geteuid():
+        return list(argv), {}
+    setpriv = _setpriv()
+    if setpriv is None:
+        return list(argv), {"user": uid, "group": uid, "extra_groups": []}
+    return [setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--", *argv], {}
+
+
+@functools.cache
+def _setpriv() -> str | None:
+    return shutil.which("setpriv")
 
 
 def _start(argv: list[str], popen: dict[str, Any]) -> subprocess.Popen[bytes]:

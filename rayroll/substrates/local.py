@@ -88,7 +88,7 @@ class LocalSubstrate(Substrate):
     def _look_around(self, threads: ThreadPoolExecutor) -> _Node:
         leftovers.make_base(self._base)
         store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20)
-        exporter = Exporter(store.folder / ".names", self.config.engine, self.config.mirror)
+        exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
         return _Node(
             threads=threads,
             bubblewrap=Probe(False, "isolation is off") if self.config.isolation == "none" else find(self._uid),
