@@ -1,0 +1,37 @@
+"""The command line: thin doors to what the package does."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from rayroll.errors import RayrollError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Rollouts of coding agents in sandboxes: run them, and see what the sandboxes cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # locals may hold what nobody should read in a log
+)
+
+
+def _register() -> None:
+    from rayroll.cli import doctor, gc, report, run, sweep
+
+    for command in (doctor.doctor, sweep.sweep, run.run, report.report, gc.gc):
+        app.command()(command)
+
+
+def main() -> None:
+    """Entry point of ``rayroll``. Our own errors become one sentence and exit code 2; Ctrl-C is 130."""
+    _register()
+    try:
+        app()
+    except RayrollError as error:
+        print(f"rayroll: {error}", file=sys.stderr)  # noqa: T201 - the command line's own voice
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,22 @@
+"""Makes summary and report again from the rollouts on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["report"]
+
+
+def report(results: Annotated[Path, typer.Argument(help="Results folder of a sweep.")]) -> None:
+    """Write summary.json and report.html of a finished or unfinished sweep, and print the comparison."""
+    from rich.console import Console
+
+    from rayroll.report import html, summary, table
+
+    made = summary.write(results)
+    html.write(results)
+    Console().print(table.comparison(made))
+    typer.echo(f"{results / 'report.html'}")

@@ -1,0 +1,232 @@
+"""The main job: the same bug-fix rollouts on several substrates, and what the infrastructure of each costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayroll.cli._plan import Block, SweepConfig, blocks, cells, choose_tasks
+from rayroll.cli._results import Results
+from rayroll.cli.doctor import probe_all
+from rayroll.errors import ConfigError, Failure
+from rayroll.executor import Executor, PlayConfig
+from rayroll.policies.bugfix import BugfixPolicy
+from rayroll.policies.scripted import ScriptedPolicy
+from rayroll.sinks import Sink, SinkWorker
+from rayroll.sinks.console import ConsoleSink
+from rayroll.sinks.jsonl import JsonlSink, finished_ids
+from rayroll.tasks import load_pack
+from rayroll.types import Task
+
+__all__ = ["sweep"]
+
+logger = logging.getLogger(__name__)
+
+SMOKE = {"actions": (10, 30), "concurrency": (1, 4), "rollouts": 8, "rounds": 2, "tasks": "spanset-*"}
+"""The quick form: a few minutes on two cores, with the tasks that need no network."""
+
+
+def sweep(
+    substrates: Annotated[
+        str | None, typer.Option(help="Comma-separated kinds; by default all that this node can run.")
+    ] = None,
+    actions: Annotated[str | None, typer.Option(help="Commands of a rollout, comma-separated. [10,50,150]")] = None,
+    concurrency: Annotated[str | None, typer.Option(help="Rollouts at once, comma-separated. [1,8]")] = None,
+    rollouts: Annotated[int | None, typer.Option(help="Rollouts of each cell. [24]")] = None,
+    target_rollouts: Annotated[int, typer.Option(help="Rollouts of the run that is projected.")] = 1_000_000,
+    target_actions: Annotated[int, typer.Option(help="Commands of each of them.")] = 150,
+    price_per_slot_hour: Annotated[float | None, typer.Option(help="For the cost, in any currency.")] = None,
+    pack: Annotated[str, typer.Option(help="Pack of repo_fix tasks, by name or folder.")] = "repo_fix",
+    tasks: Annotated[str | None, typer.Option(help="Pattern of task names to choose from. [*]")] = None,
+    think_s: Annotated[float, typer.Option(help="Seconds of policy time per action, in place of a model.")] = 0.0,
+    local_rootfs: Annotated[str, typer.Option(help="auto, image or host: what `local` stands on.")] = "auto",
+    wandb: Annotated[str | None, typer.Option(help="offline, online or disabled. [online with a key]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results folder; one that holds this sweep is resumed.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of tasks, the order of cells, and the bootstrap.")] = 0,
+    smoke: Annotated[bool, typer.Option("--smoke", help="The quick form: small cells, tasks without network.")] = False,
+) -> None:
+    """Compare what substrates cost: cold start, overhead per action, share of infrastructure, worker-hours.
+
+    Interrupt it when you like: the same command with the same --out goes on where it stopped.
+    """
+    given: dict[str, Any] = {
+        "substrates": _names(substrates) if substrates is not None else _runnable(),
+        "actions": _numbers("--actions", actions),
+        "concurrency": _numbers("--concurrency", concurrency),
+        "rollouts": rollouts,
+        "target_rollouts": target_rollouts,
+        "target_actions": target_actions,
+        "price_per_slot_hour": price_per_slot_hour,
+        "pack": pack,
+        "tasks": tasks,
+        "think_s": think_s,
+        "local_rootfs": local_rootfs,
+        "seed": seed,
+    }
+    chosen = (SMOKE if smoke else {}) | {name: value for name, value in given.items() if value is not None}
+    config = SweepConfig.parse(chosen, where="sweep")
+    wandb_mode = _wandb_mode(wandb)
+    results = Results.open(out, "sweep", config.model_dump(mode="json"))
+    try:
+        problem = asyncio.run(_sweep(config, results, wandb_mode))
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with --out {results.folder}", err=True)
+        raise
+    if problem:
+        typer.echo(f"rayroll: {problem}", err=True)
+        raise typer.Exit(1)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} takes whole numbers separated by commas", given=text) from None
+
+
+def _runnable() -> tuple[str, ...]:
+    probes = asyncio.run(probe_all())
+    able = tuple(kind for kind in ("local", "docker") if kind in probes and probes[kind].ok)
+    for kind in ("local", "docker"):
+        if kind not in able:
+            reason, fix = probes[kind].reason, probes[kind].fix
+            typer.echo(f"without {kind}: {reason}" + (f" (to have it: {fix})" if fix else ""), err=True)
+    if not able:
+        raise ConfigError("this node can run no sandbox", fix="rayroll doctor")
+    return able
+
+
+def _wandb_mode(text: str | None) -> str | None:
+    if text is not None and text not in ("offline", "online", "disabled"):
+        raise ConfigError("--wandb takes offline, online or disabled", given=text)
+    return text
+
+
+async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) -> str:
+    """Returns what went wrong, "" if nothing did."""
+    pack = load_pack(config.pack)
+    for refused in pack.refused:
+        typer.echo(f"refused {refused}", err=True)
+    tasks = choose_tasks(config, _matching(pack.tasks, config))
+    done = finished_ids(results.rollouts)
+    async with contextlib.AsyncExitStack() as stack:
+        executors = {}
+        for kind in config.substrates:
+            executor = Executor(
+                kind,
+                substrate_config={"rootfs": config.local_rootfs} if kind == "local" else {},
+                session={"first_action": True},
+                run_id=results.run_id,
+            )
+            executors[kind] = await stack.enter_async_context(executor)
+        tasks, aside = await _prepare(executors, tasks)
+        for task_id, failure in aside.items():
+            typer.echo(f"set aside {task_id}: {failure.reason}", err=True)
+        if not tasks:
+            return "no task can be run; see above"
+        planned = blocks(config, tasks)
+        sinks = _sinks(config, results, planned, len(done), wandb_mode)
+        with SinkWorker(sinks) as worker:
+            for block in planned:
+                await _play(block, executors[block.cell.substrate], config, done, worker)
+    return _finish(config, results, wandb_mode)
+
+
+def _matching(tasks: Sequence[Task], config: SweepConfig) -> list[Task]:
+    import fnmatch
+
+    found = [task for task in tasks if fnmatch.fnmatch(task.id.partition("/")[2], config.tasks)]
+    if not found:
+        raise ConfigError("no task matches", pattern=config.tasks, pack=config.pack, tasks=[t.id for t in tasks][:8])
+    return found
+
+
+async def _prepare(executors: dict[str, Executor], tasks: list[Task]) -> tuple[list[Task], dict[str, Failure]]:
+    """Bring every task's root filesystem to every substrate, so that no measured rollout pays for it.
+
+    A task that does not start somewhere, or whose untouched state passes its tests, is set aside everywhere.
+    """
+    aside: dict[str, Failure] = {}
+    for kind, executor in executors.items():
+        typer.echo(f"preparing {len(tasks)} tasks on {kind}", err=True)
+        run = executor.submit(tasks, ScriptedPolicy([]), max_in_flight=4, namespace="prepare", max_infra_retries=0)
+        async for rollout in run.rollouts():
+            if rollout.failure is not None and rollout.reward is None:
+                aside[rollout.task_id] = rollout.failure
+            elif rollout.reward:
+                aside[rollout.task_id] = Failure("task", "its tests pass before anything is repaired", "not_broken")
+    if aside and all(failure.fault == "infra" for failure in aside.values()) and len(aside) == len(tasks):
+        raise ConfigError("nothing starts", reason=next(iter(aside.values())).reason)
+    return [task for task in tasks if task.id not in aside], aside
+
+
+def _sinks(
+    config: SweepConfig, results: Results, planned: list[Block], done: int, wandb_mode: str | None
+) -> list[Sink]:
+    totals = {cell.id: config.rollouts for cell in cells(config)}
+    sinks: list[Sink] = [
+        JsonlSink(results.rollouts),
+        ConsoleSink(total=sum(len(b.tasks) for b in planned), done=done, cell_totals=totals, title="sweep"),
+    ]
+    if wandb_mode != "disabled":
+        from rayroll.sinks.wandb import WandbConfig, WandbSink
+
+        values = {"dir": str(results.folder), "mode": wandb_mode, "group": f"sweep-{results.run_id}"}
+        sinks.append(
+            WandbSink(WandbConfig.parse(values), run_id=results.run_id, run_config=config.model_dump(mode="json"))
+        )
+    return sinks
+
+
+async def _play(block: Block, executor: Executor, config: SweepConfig, done: set[str], worker: SinkWorker) -> None:
+    cell = block.cell
+    run = executor.submit(
+        block.tasks,
+        BugfixPolicy(block.tasks, cell.actions, think_s=config.think_s),
+        max_in_flight=cell.concurrency,
+        config=PlayConfig(max_steps=cell.actions + 1, fingerprint=True),
+        seed=config.seed,
+        labels={
+            "cell": cell.id,
+            "substrate": cell.substrate,
+            "actions": str(cell.actions),
+            "concurrency": str(cell.concurrency),
+            "block": str(block.round),
+        },
+        namespace=block.namespace,
+        finished=done,
+    )
+    async for rollout in run.rollouts():
+        await worker.put(rollout)
+
+
+def _finish(config: SweepConfig, results: Results, wandb_mode: str | None) -> str:
+    """Summary, report and the last line; returns what went wrong."""
+    from rich.console import Console
+
+    from rayroll.report import html, summary, table
+
+    made = summary.write(results.folder)
+    html.write(results.folder)
+    Console(stderr=True).print(table.comparison(made))
+    typer.echo(f"results in {results.folder}: summary.json, rollouts.jsonl, report.html", err=True)
+    if wandb_mode != "disabled":
+        typer.echo(f"W&B files in {results.folder / 'wandb'}", err=True)
+    empty = [cell["cell"] for cell in made["cells"] if not cell["valid"]]
+    sys.stdout.write(json.dumps({"out": str(results.folder), "cells": made["cells"], "spread": made["spread"]}) + "\n")
+    sys.stdout.flush()
+    return f"cells without a valid rollout: {', '.join(empty)}" if empty else ""
