@@ -212,6 +212,15 @@ static char *read_text(int from, size_t n) {
     return text;
 }
 
+/* An archive may not write beside its folder; names are otherwise whatever they are. */
+static bool climbs(const char *name) {
+    for (const char *at = name; at; at = strchr(at, '/')) {
+        at += *at == '/';
+        if (!strncmp(at, "..", 2) && (!at[2] || at[2] == '/')) return true;
+    }
+    return false;
+}
+
 pid_t put_start(struct bytes request, int *data_fd, int *status_fd) {
     int from = -1;
     pid_t pid = worker(request, data_fd, true, status_fd, &from);
@@ -224,6 +233,7 @@ pid_t put_start(struct bytes request, int *data_fd, int *status_fd) {
         if (first == 0) break;
         if (first < 0 || !read_all(from, (u8 *)&e + 1, sizeof e - 1)) fail(EPIPE, "");
         char *name = read_text(from, e.path_n), *link = read_text(from, e.link_n);
+        if (climbs(name)) fail(EINVAL, name);
         char *path = joined(base ? base : "", name);
         put_entry(from, &e, path, link);
         free(path);
