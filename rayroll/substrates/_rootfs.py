@@ -27,7 +27,7 @@ from rayroll.substrates import SandboxSpec
 from rayroll.substrates import _endpoint as endpoints
 from rayroll.substrates._engine import Engine
 from rayroll.substrates._images import Images, tag_of
-from rayroll.substrates._system import PATH, System
+from rayroll.substrates._system import PATH, System, layout
 
 __all__ = ["Exporter", "Rootfs", "image_system"]
 
@@ -35,6 +35,8 @@ NOT_MOUNTED = ("proc", "dev", "sys", "tmp", "run", ".dockerenv")
 GRADING = ("/tests", "/solution", "/logs")
 """Folders that enter at grading: an image that has one gets a private copy of it."""
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
+MOST_LINKS = 200
+"""Path components and links followed before a path counts as a circle."""
 RETRY_ENGINE_S = 30.0
 """Pause before an engine that did not answer is asked again."""
 
@@ -157,33 +159,55 @@ def unpack(stream: io.BufferedIOBase, folder: Path, owner: int | None) -> None:
     """
     # Every member is checked here; tarfile's own filters came with Python 3.11.4.
     trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-    top = os.path.realpath(folder)
-    known = {""}
+    places = _Places(folder)
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
-            member.name = posixpath.normpath(member.name.lstrip("/"))
-            parent = posixpath.dirname(member.name)
-            if parent not in known:
-                place = os.path.realpath(os.path.join(top, parent))  # noqa: PTH118 - hot
-                if place != top and not place.startswith(top + "/"):
-                    raise ImageError("a file of the image leads out of its root filesystem", name=member.name)
-                known.add(parent)
-            if member.isdev() or member.name.split("/")[0] == "..":
+            member.name = places.checked(member.name)
+            if member.isdev():
                 continue
+            if member.islnk():
+                member.linkname = places.checked(member.linkname)
             # A folder that its owner cannot enter or change could not be removed by a caller who is not root.
             member.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o400)
             member.uname = member.gname = ""
             if owner is not None:
                 member.uid = member.gid = owner
             if member.issym():
-                known.discard(member.name)
+                places.is_link(member.name)
             archive.extract(member, folder, **trusted)
-    for name in ("hosts", "resolv.conf"):  # an exported image has them empty: the engine mounts its own
-        target = folder / "etc" / name
-        if target.is_symlink() or not target.exists():
-            target.unlink(missing_ok=True)
-            target.parent.mkdir(exist_ok=True)
-        target.write_text(HOSTS if name == "hosts" else "")
+    etc = folder / "etc"
+    if etc.is_symlink():
+        return
+    etc.mkdir(exist_ok=True)
+    for name, text in (("hosts", HOSTS), ("resolv.conf", "")):
+        # An exported image has them empty, or as links that lead nowhere: the engine mounts its own.
+        (etc / name).unlink(missing_ok=True)
+        (etc / name).write_text(text)
+
+
+class _Places:
+    """Says whether a name stays in a folder, also by way of links that were unpacked there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._top = os.path.realpath(folder)
+        self._known = {""}
+
+    def checked(self, name: str) -> str:
+        name = posixpath.normpath(name.lstrip("/") or ".")
+        parent = posixpath.dirname(name)
+        if parent not in self._known:
+            place = os.path.realpath(os.path.join(self._top, parent))  # noqa: PTH118 - hot
+            if place != self._top and not place.startswith(self._top + "/"):
+                raise ImageError("a file of the image leads out of its root filesystem", name=name)
+            self._known.add(parent)
+        if name == "..":
+            raise ImageError("a file of the image leads out of its root filesystem", name=name)
+        return name
+
+    def is_link(self, name: str) -> None:
+        """A link comes where a folder was: what is known below it no longer holds."""
+        if name in self._known:
+            self._known = {""}
 
 
 class _Chunks(io.RawIOBase):
@@ -212,33 +236,20 @@ def image_system(rootfs: Rootfs, tree: Path, spec: SandboxSpec) -> System:
         spec: Gives the working directory, unless it is ``/``.
     """
     uid, gid, home = _user(rootfs.user, tree)
-    workdir = posixpath.normpath(rootfs.workdir if spec.workdir == "/" else spec.workdir)
-    read_only: list[tuple[Path, str]] = []
-    links: list[tuple[str, str]] = []
+    workdir = resolved(tree, rootfs.workdir if spec.workdir == "/" else spec.workdir)
+    home = resolved(tree, home)
     copies = _outermost(path for path in (workdir, home, *GRADING) if path != "/")
-    for path in sorted(tree.iterdir()):
-        if path.is_symlink():
-            links.append((str(path.readlink()), f"/{path.name}"))
-        elif path.name not in NOT_MOUNTED and f"/{path.name}" not in copies:
-            read_only.append((path, f"/{path.name}"))
+    tops = sorted(path.name for path in tree.iterdir() if path.name not in NOT_MOUNTED)
+    read_only, links = layout(tree, tops, copies)
     if spec.network:
         read_only.append((Path("/etc/resolv.conf").resolve(), "/etc/resolv.conf"))
-    covered = [target for _, target in read_only]
-    # Below a read-only folder a private one needs a place to be mounted on.
-    inside = [path for path in copies if any(path.startswith(target + "/") for target in covered)]
-    for inner in inside:
-        _mount_point(tree, inner)
-    if (tree / "var/tmp").is_dir():
-        inside.append("/var/tmp")
-    private = {inner: f"private/{number}" for number, inner in enumerate(inside)}
-    env = {"PATH": PATH, "HOME": home, "HOSTNAME": "sandbox", **rootfs.env}
 
     def seed(folder: Path) -> None:
-        for copy in copies:
-            source = tree / copy.lstrip("/")
-            target = folder / private.get(copy, f"root/{copy.lstrip('/')}")
-            if source.is_dir():
-                target.mkdir(exist_ok=True)
+        for path in copies:
+            source = tree / path.lstrip("/")
+            target = folder / "root" / path.lstrip("/")
+            if source.is_dir() and not source.is_symlink():
+                target.mkdir(parents=True, exist_ok=True)
                 # cp keeps modes, owners, links and hard links, and shares blocks where the filesystem can.
                 subprocess.run(["cp", "-a", "--", f"{source}/.", str(target)], check=True, capture_output=True)
 
@@ -246,8 +257,9 @@ def image_system(rootfs: Rootfs, tree: Path, spec: SandboxSpec) -> System:
         "image",
         tuple(read_only),
         tuple(links),
-        private=tuple((name, inner) for inner, name in private.items()),
-        env=env,
+        # A mount of its own: showing /var piece by piece would take ten mounts.
+        private=(("private/var-tmp", "/var/tmp"),) if (tree / "var/tmp").is_dir() else (),
+        env={"PATH": PATH, "HOME": home, "HOSTNAME": "sandbox", **rootfs.env},
         workdir=workdir,
         home=home,
         uid=uid,
@@ -256,20 +268,28 @@ def image_system(rootfs: Rootfs, tree: Path, spec: SandboxSpec) -> System:
     )
 
 
+def resolved(tree: Path, path: str) -> str:
+    """Where a path of the image leads with every link followed inside of the image, not on this node."""
+    done, todo = "", path
+    for _ in range(MOST_LINKS):
+        name, _, todo = todo.lstrip("/").partition("/")
+        if not name:
+            return done or "/"
+        place = posixpath.normpath(f"{done}/{name}")
+        here = tree / place.lstrip("/")
+        if here.is_symlink():
+            target = str(here.readlink())
+            todo = f"{target}/{todo}"
+            done = "" if target.startswith("/") else done
+        else:
+            done = place.rstrip("/")
+    raise ImageError("the image's links go in circles", path=path)
+
+
 def _outermost(paths: Iterable[str]) -> list[str]:
     """Without those that lie in another."""
     unique = sorted(set(paths))
     return [p for p in unique if not any(p.startswith(other + "/") for other in unique)]
-
-
-def _mount_point(tree: Path, path: str) -> None:
-    target = tree / path.lstrip("/")
-    if not target.resolve().is_relative_to(tree.resolve()):
-        raise ImageError("the image's working directory lies behind a link that leads elsewhere", path=path)
-    if not target.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):
-            os.chown(target, tree.stat().st_uid, tree.stat().st_gid)
 
 
 def _user(user: str, tree: Path) -> tuple[int, int, str]:
@@ -277,20 +297,20 @@ def _user(user: str, tree: Path) -> tuple[int, int, str]:
     name, _, group = user.partition(":")
     name = name or "root"
     uid, gid, home = (int(name), 0, "/") if name.isdigit() else (0, 0, "/root")
-    for line in _lines(tree / "etc/passwd"):
+    for line in _lines(tree, "/etc/passwd"):
         fields = line.split(":")
         if len(fields) >= 6 and name in (fields[0], fields[2]):
             uid, gid, home = int(fields[2]), int(fields[3]), fields[5]
             break
-    for line in _lines(tree / "etc/group"):
+    for line in _lines(tree, "/etc/group"):
         fields = line.split(":")
         if group and len(fields) >= 3 and group in (fields[0], fields[2]):
             gid = int(fields[2])
     return uid, int(group) if group.isdigit() else gid, home
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(tree: Path, name: str) -> list[str]:
     try:
-        return path.read_text(errors="replace").splitlines()
+        return (tree / resolved(tree, name).lstrip("/")).read_text(errors="replace").splitlines()
     except OSError:
         return []

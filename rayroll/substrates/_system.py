@@ -6,7 +6,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from rayroll.substrates import SandboxSpec
 from rayroll.substrates import _dockerfile as dockerfile
 from rayroll.substrates import _pytools as pytools
 
-__all__ = ["AGENT_UID", "System", "host_system", "with_python"]
+__all__ = ["AGENT_UID", "PATH", "System", "host_system", "layout", "with_python"]
 
 AGENT_UID = 1000
 """Who commands are, on the node's own system."""
@@ -65,10 +65,10 @@ def host_system(spec: SandboxSpec, *, reader_uid: int) -> System:
         TaskError: The Dockerfile cannot be honoured without an image.
     """
     recipe = dockerfile.read(spec.environment.read("Dockerfile").decode()) if spec.environment else dockerfile.Recipe()
-    read_only, links = _top_folders()
+    workdir = recipe.workdir if spec.workdir == "/" else spec.workdir
+    read_only, links = layout(Path("/"), TOP_FOLDERS, {workdir})
     folders = [Path("/etc", name) for name in ETC_FOLDERS] + sorted(Path("/etc").glob("java-*"))
     read_only += [(path, str(path)) for path in folders if path.is_dir() and _is_readable(path, reader_uid)]
-    workdir = recipe.workdir if spec.workdir == "/" else spec.workdir
     system = System(
         "host",
         tuple(read_only),
@@ -113,16 +113,35 @@ def with_python(system: System, environment: Path, prefix: Path) -> System:
     )
 
 
-def _top_folders() -> tuple[list[tuple[Path, str]], list[tuple[str, str]]]:
-    folders: list[tuple[Path, str]] = []
+def layout(
+    tree: Path, tops: Iterable[str], writable: Collection[str]
+) -> tuple[list[tuple[Path, str]], list[tuple[str, str]]]:
+    """Read-only mounts and links that show a tree, but for the writable paths, whose parents become private folders.
+
+    No writable folder is a mount of its own, so it can be removed and made anew like any other.
+
+    Args:
+        tree: Its root on the node.
+        tops: Names of the top-level entries to show; those that do not exist are left out.
+        writable: Absolute paths inside.
+    """
+    mounts: list[tuple[Path, str]] = []
     links: list[tuple[str, str]] = []
-    for name in TOP_FOLDERS:
-        path = Path("/", name)
+
+    def show(path: Path, inside: str) -> None:
+        if inside in writable:
+            return
         if path.is_symlink():
-            links.append((str(path.readlink()).lstrip("/"), f"/{name}"))
-        elif path.is_dir():
-            folders.append((path, f"/{name}"))
-    return folders, links
+            links.append((str(path.readlink()), inside))
+        elif path.is_dir() and any(place.startswith(inside + "/") for place in writable):
+            for child in sorted(path.iterdir()):
+                show(child, f"{inside}/{child.name}")
+        elif path.is_dir() or path.is_file():
+            mounts.append((path, inside))
+
+    for name in tops:
+        show(tree / name, f"/{name}")
+    return mounts, links
 
 
 def _is_readable(path: Path, uid: int) -> bool:
