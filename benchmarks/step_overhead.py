@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""What does one action cost, from the caller's call to the full result, beside the ways that people use today?
+
+Every arm runs the same commands in the same kind of sandbox: distinct echoes, each checked, small or with 64 kB of
+output, one after the other in 1 environment, then in 32 at the same time. The floor is ``runner bench``: fork and exec
+of the same shell in the same container, with nothing around them. Arms take turns, in another order each round, and
+whatever is claimed is the median over rounds of ratios within a round: this survives a machine that others use too.
+
+Prints tables on standard error, and one JSON line, last, on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from _arms import Arm, Burst, Load, Skipped
+from _facts import facts, load_average
+from _rayroll_arms import RayrollArm, RunnerArm
+from _stats import Gate, at_least, below, quantile
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+BASELINES = ("docker-exec", "docker-cli", "held-shell", "swe-rex")
+SUBSTRATES = ("local", "docker")
+ACTIONS, POLICY_S = 150, 5.0
+"""A rollout as in "The Rollout Infrastructure Tax in Coding-Agent RL" (arXiv 2607.01415)."""
+
+console = Console(stderr=True, soft_wrap=True)
+
+
+@dataclass(slots=True)
+class Cell:
+    """Everything measured at one number of environments and one size of output."""
+
+    envs: int
+    output_bytes: int
+    rounds: list[dict[str, Burst]] = field(default_factory=list)
+    floors_s: list[dict[str, list[float]]] = field(default_factory=list)
+    """Per round, ``[p50, p95]`` of ``runner bench`` by substrate."""
+
+    def per_round(self, figure: Callable[[dict[str, Burst], dict[str, list[float]]], float]) -> list[float]:
+        """A figure of each round's own bursts and floors."""
+        return [figure(bursts, floors) for bursts, floors in zip(self.rounds, self.floors_s, strict=True)]
+
+
+def p50_ms(burst: Burst) -> float:
+    """Median latency in milliseconds."""
+    return quantile(burst.latencies_s, 0.5) * 1e3
+
+
+def steps_per_s(burst: Burst) -> float:
+    """Steps of all environments per second of wall time."""
+    return len(burst.latencies_s) / burst.wall_s
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run every cell. Returns the line to print."""
+    line: dict[str, Any] = {"machine": facts(), "skipped": {}}
+    cells: list[Cell] = []
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
+        for envs in options.envs:
+            bar = progress.add_task(f"{envs} envs: starting", total=None)
+            async with contextlib.AsyncExitStack() as stack:
+                arms = await start_arms(stack, envs, options, line, lambda name, b=bar: note(progress, b, name))
+                runners = [arm for arm in arms if isinstance(arm, RunnerArm)]
+                line["machine"] |= {arm.name.removeprefix("runner-"): await arm.facts() for arm in runners}
+                progress.update(bar, total=len(options.output_bytes) * options.rounds * len(arms))
+                for output_bytes in options.output_bytes:
+                    cell = Cell(envs, output_bytes)
+                    cells.append(cell)
+                    load = Load(max(1, options.steps // options.rounds), output_bytes, options.turn_s)
+                    for number in range(-1, options.rounds):  # round -1 warms up and is not kept
+                        warming = number < 0
+                        bursts: dict[str, Burst] = {}
+                        floors = {arm.name: await arm.floor_s(options.floor_n) for arm in runners}
+                        for place in range(len(arms)):
+                            arm = arms[(place + number) % len(arms)]
+                            progress.update(bar, description=f"{envs} envs, {size(output_bytes)}: {arm.name}")
+                            bursts[arm.name] = await arm.burst(Load(2, output_bytes, 1.0) if warming else load)
+                            progress.update(bar, advance=0 if warming else 1)
+                        if not warming:
+                            cell.rounds.append(bursts)
+                            cell.floors_s.append(floors)
+    line["machine"]["load_after"] = load_average()
+    return line | summary(cells, with_gates=not options.smoke)
+
+
+def note(progress: Progress, bar: Any, name: str) -> None:
+    """Say what is being started."""
+    progress.update(bar, description=name)
+
+
+async def start_arms(
+    stack: contextlib.AsyncExitStack,
+    envs: int,
+    options: argparse.Namespace,
+    line: dict[str, Any],
+    say: Callable[[str], None],
+) -> list[Arm]:
+    """Start every arm that this machine can run; why another cannot goes into ``line["skipped"]``."""
+    arms: list[Arm] = []
+    containers: list[str] = []
+    for substrate in options.substrates:
+        for kind in (RunnerArm, RayrollArm):
+            arm = kind(substrate, envs)
+            say(f"{envs} envs: starting {arm.name}")
+            await stack.enter_async_context(arm)
+            arms.append(arm)
+            if substrate == "docker" and isinstance(arm, RunnerArm):
+                containers = await arm.sandbox_ids()
+    for baseline in options.baselines:
+        say(f"{envs} envs: starting {baseline}")
+        try:
+            arms += await start_baseline(stack, baseline, envs, containers)
+        except Skipped as reason:
+            line["skipped"][baseline] = str(reason)
+            console.print(f"[yellow]{baseline} is left out: {reason}")
+    return arms
+
+
+async def start_baseline(
+    stack: contextlib.AsyncExitStack, name: str, envs: int, containers: Sequence[str]
+) -> list[Arm]:
+    """A baseline's arms, in the containers of ``runner-docker``. Raises Skipped."""
+    if name == "swe-rex":
+        from _swerex_arms import SweRexServers
+
+        servers = SweRexServers(envs)
+        await stack.enter_async_context(servers)
+        return servers.arms()
+    if not containers:
+        raise Skipped("it runs in the containers of runner-docker; add docker to --substrates")
+    from _docker_arms import DockerCli, DockerExec, HeldShell
+
+    arm: Arm = {"docker-exec": DockerExec, "docker-cli": DockerCli, "held-shell": HeldShell}[name](list(containers))
+    await stack.enter_async_context(arm)
+    return [arm]
+
+
+# --- what it means ---
+
+
+def summary(cells: Sequence[Cell], *, with_gates: bool) -> dict[str, Any]:
+    """The figures of all cells, and what may be claimed of them."""
+    floors = [floor for cell in cells for floor in cell.floors_s]
+    reference = "runner-docker" if floors and "runner-docker" in floors[0] else "runner-local"
+    return {
+        "floor_ms": {
+            "p50": round(median(f[reference][0] for f in floors) * 1e3, 3),
+            "p95": round(median(f[reference][1] for f in floors) * 1e3, 3),
+            "in": reference.removeprefix("runner-"),
+        },
+        "gates": [gate.as_json() for gate in gates(cells)] if with_gates else [],
+        "paths": [path for cell in cells for path in paths(cell)],
+    }
+
+
+def paths(cell: Cell) -> list[dict[str, Any]]:
+    """One entry per arm."""
+    pooled: dict[str, Burst] = defaultdict(Burst)
+    for bursts in cell.rounds:
+        for name, burst in bursts.items():
+            whole = pooled[name]
+            whole.wall_s += burst.wall_s
+            whole.latencies_s += burst.latencies_s
+            whole.checked += burst.checked
+    return [path(name, cell, burst) for name, burst in pooled.items()]
+
+
+def path(name: str, cell: Cell, burst: Burst) -> dict[str, Any]:
+    """Latencies, throughput, and the share of a rollout in which a policy thinks for 5 s before each of 150 actions."""
+    mean_s = fmean(burst.latencies_s)
+    medians_ms = [p50_ms(bursts[name]) for bursts in cell.rounds]
+    return {
+        "name": name,
+        "envs": cell.envs,
+        "output_bytes": cell.output_bytes,
+        "p50_ms": round(p50_ms(burst), 3),
+        "p95_ms": round(quantile(burst.latencies_s, 0.95) * 1e3, 3),
+        "p99_ms": round(quantile(burst.latencies_s, 0.99) * 1e3, 3),
+        "steps_per_s": round(steps_per_s(burst), 1),
+        "rollout_share": round(ACTIONS * mean_s / (ACTIONS * (POLICY_S + mean_s)), 6),
+        "round_p50_ms": [round(quantile(medians_ms, q), 3) for q in (0.0, 0.5, 1.0)],
+        "steps": len(burst.latencies_s),
+        "checked": burst.checked,
+    }
+
+
+def gates(cells: Sequence[Cell]) -> list[Gate]:
+    """The claims, each a median over rounds of a ratio within the round; small outputs."""
+    by_envs = {cell.envs: cell for cell in cells if not cell.output_bytes}
+    single, many = by_envs.get(1), by_envs.get(32)
+
+    def rounds(cell: Cell | None, names: Sequence[str], figure: Callable[..., float]) -> list[float] | None:
+        if cell is None or any(name not in bursts for bursts in cell.rounds for name in names):
+            return None
+        return cell.per_round(lambda bursts, floors: figure(*(bursts[name] for name in names), floors))
+
+    def ratio(upper: Burst, lower: Burst, _: object) -> float:
+        return p50_ms(upper) / p50_ms(lower)
+
+    return [
+        below(
+            "runner-docker over twice the floor and 1 ms",
+            1.0,
+            rounds(single, ["runner-docker"], lambda r, f: p50_ms(r) / (2e3 * f["runner-docker"][0] + 1.0)),
+        ),
+        at_least("docker-exec over runner-docker", 20.0, rounds(single, ["docker-exec", "runner-docker"], ratio)),
+        below("runner-docker over held-shell", 1.1, rounds(single, ["runner-docker", "held-shell"], ratio)),
+        below(
+            "rayroll-docker minus runner-docker, ms",
+            2.0,
+            rounds(single, ["rayroll-docker", "runner-docker"], lambda a, b, _: p50_ms(a) - p50_ms(b)),
+        ),
+        at_least("docker-exec over rayroll-docker", 10.0, rounds(single, ["docker-exec", "rayroll-docker"], ratio)),
+        below("rayroll-docker over swe-rex", 1.0, rounds(single, ["rayroll-docker", "swe-rex"], ratio)),
+        at_least(
+            "steps/s of rayroll-docker over docker-exec, 32 envs",
+            15.0,
+            rounds(many, ["rayroll-docker", "docker-exec"], lambda a, b, _: steps_per_s(a) / steps_per_s(b)),
+        ),
+    ]
+
+
+def show(line: dict[str, Any]) -> None:
+    """Tables for people."""
+    for envs, output_bytes in dict.fromkeys((p["envs"], p["output_bytes"]) for p in line["paths"]):
+        table = Table(
+            title=f"{envs} environment{'s' * (envs > 1)}, {size(output_bytes)} of output", title_justify="left"
+        )
+        for column in ("path", "p50 ms", "p95 ms", "p99 ms", "steps/s", "of a rollout", "p50 by round"):
+            table.add_column(column, justify="left" if column == "path" else "right", no_wrap=True)
+        for p in line["paths"]:
+            if (p["envs"], p["output_bytes"]) == (envs, output_bytes):
+                low, _, high = p["round_p50_ms"]
+                share = f"{p['rollout_share']:.3%}"
+                figures = (f"{p[k]:,.2f}" for k in ("p50_ms", "p95_ms", "p99_ms"))
+                table.add_row(p["name"], *figures, f"{p['steps_per_s']:,.0f}", share, f"{low:,.2f} - {high:,.2f}")
+        console.print(table)
+    floor = line["floor_ms"]
+    console.print(f"floor: fork and exec of the same shell in {floor['in']}: p50 {floor['p50']}, p95 {floor['p95']} ms")
+    for gate in line["gates"]:
+        console.print(
+            f"  {'[green]pass[/]' if gate['passed'] else '[red]FAIL[/]'}  {gate['name']}: "
+            + (
+                "not measured"
+                if gate["value"] is None
+                else f"{gate['value']:.3g} ({gate['low']:.3g} - {gate['high']:.3g})"
+            )
+            + f", to be {gate['limit']}"
+        )
+    machine = line["machine"]
+    console.print(
+        f"{machine['cpus']} x {machine['cpu']}, {machine['kernel']}, {machine['commit']}, "
+        f"load {machine['load_before']} before, {machine['load_after']} after",
+        style="dim",
+    )
+
+
+def size(output_bytes: int) -> str:
+    """Words for a size."""
+    return f"{output_bytes:,} bytes" if output_bytes else "one line"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """What was typed, checked."""
+
+    def words(known: Sequence[str]) -> Callable[[str], list[str]]:
+        def parse_words(text: str) -> list[str]:
+            given = [word for word in text.split(",") if word]
+            for word in given:
+                if word not in known:
+                    raise argparse.ArgumentTypeError(f"unknown: {word!r}; known: {', '.join(known)}")
+            return given
+
+        return parse_words
+
+    def numbers(least: int) -> Callable[[str], list[int]]:
+        def parse_numbers(text: str) -> list[int]:
+            given = [int(word) for word in text.split(",")]
+            if min(given) < least:
+                raise argparse.ArgumentTypeError(f"at least {least}")
+            return given
+
+        return parse_numbers
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--substrates", type=words(SUBSTRATES), default=list(SUBSTRATES), help="comma-separated: local,docker")
+    add("--envs", type=numbers(1), default=[1, 32], help="environments at the same time, comma-separated [1,32]")
+    add("--baselines", type=words(BASELINES), default=list(BASELINES), help=f"comma-separated: {','.join(BASELINES)}")
+    add("--steps", type=int, default=200, help="steps of each environment over all rounds [200]")
+    add(
+        "--output-bytes",
+        type=numbers(0),
+        default=[0, 64 << 10],
+        help="bytes that a command prints, comma-separated; 0: one short line [0,65536]",
+    )
+    add("--rounds", type=int, default=10, help="turns of each arm, at least 5 for a claim [10]")
+    add("--turn-s", type=float, default=3.0, help="seconds after which an arm's turn takes no further step [3]")
+    add("--floor-n", type=int, default=50, help="forks of each `runner bench` [50]")
+    add("--gate", action="store_true", help="exit with 1 unless every claim holds")
+    add("--smoke", action="store_true", help="few steps, no claims: does every arm work?")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.steps, options.rounds, options.turn_s, options.floor_n = 4, 2, 1.0, 5
+        options.envs = [min(envs, 2) for envs in options.envs[:1]]
+    if options.rounds < 1 or options.steps < 1:
+        parser.error("--rounds and --steps must be at least 1")
+    return options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, show, and say whether the claims hold (only with --gate)."""
+    options = parse(argv)
+    line = asyncio.run(measure(options))
+    show(line)
+    print(json.dumps(line))
+    return int(options.gate and not all(gate["passed"] for gate in line["gates"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
