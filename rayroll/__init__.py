@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rayroll.executor import Executor as Executor
     from rayroll.executor import collect as collect
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Act",
     "CallerError",

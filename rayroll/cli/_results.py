@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import rayroll
 from rayroll.errors import ConfigError
 
 __all__ = ["Results", "machine"]
@@ -93,7 +94,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "ray": version("ray"),
-        "rayroll": version("rayroll"),
+        "rayroll": rayroll.__version__,
         "commit": _commit(),
     }
 
