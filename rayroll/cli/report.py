@@ -16,7 +16,7 @@ def report(results: Annotated[Path, typer.Argument(help="Results folder of a swe
 
     from rayroll.report import html, summary, table
 
-    made = summary.write(results)
+    made = summary.write_summary(results)
     html.write(results)
     Console().print(table.comparison(made))
     typer.echo(f"{results / 'report.html'}")

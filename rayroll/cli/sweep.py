@@ -220,13 +220,13 @@ def _finish(config: SweepConfig, results: Results, wandb_mode: str | None) -> st
 
     from rayroll.report import html, summary, table
 
-    made = summary.write(results.folder)
+    made = summary.write_summary(results.folder)
     html.write(results.folder)
     Console(stderr=True).print(table.comparison(made))
     typer.echo(f"results in {results.folder}: summary.json, rollouts.jsonl, report.html", err=True)
     if wandb_mode != "disabled":
         typer.echo(f"W&B files in {results.folder / 'wandb'}", err=True)
     empty = [cell["cell"] for cell in made["cells"] if not cell["valid"]]
-    sys.stdout.write(json.dumps({"out": str(results.folder), "cells": made["cells"], "spread": made["spread"]}) + "\n")
+    sys.stdout.write(json.dumps({"out": str(results.folder), "cells": made["cells"], "spread": made["spreads"]}) + "\n")
     sys.stdout.flush()
     return f"cells without a valid rollout: {', '.join(empty)}" if empty else ""
