@@ -277,7 +277,11 @@ class RunnerClient:
             SandboxFileError: It cannot be read, is no file, or is larger than ``max_bytes`` (errno EFBIG), unless
                 ``truncate`` asks for its first ``max_bytes``.
         """
-        fields = {Tag.PATH: _encoded(path, "path"), Tag.MAX_BYTES: max_bytes, Tag.FLAGS: 0}
+        fields: dict[int, int | bytes] = {
+            Tag.PATH: _encoded(path, "path"),
+            Tag.MAX_BYTES: max_bytes,
+            Tag.FLAGS: 0,
+        }
         (entry,) = await self._get(fields)
         if entry.size_bytes > len(entry.data) and not truncate:
             raise SandboxFileError(
@@ -361,7 +365,7 @@ class RunnerClient:
         self._next_id += 1
         self._calls[call.id] = call
         call.sent_ns = time.monotonic_ns()
-        if self._reattaching is None:
+        if self._stream is not None:
             self._ask(call)
         return call
 
@@ -424,7 +428,8 @@ class RunnerClient:
     class _Receiver:
         """The reading end of one stream: skips to the nonce, then cuts frames for the client."""
 
-        def __init__(self, client: RunnerClient, epoch: int) -> None:
+        def __init__(self, client: RunnerClient, stream: Stream, epoch: int) -> None:
+            self.stream = stream
             self.nonce = secrets.token_bytes(KEY_BYTES)
             self.greeted: asyncio.Future[dict[int, bytes]] = asyncio.get_running_loop().create_future()
             self._client = client
@@ -448,7 +453,10 @@ class RunnerClient:
                 for frame in self._parser.feed(data):
                     if frame.type == FrameType.HELLO_OK:
                         if not self.greeted.done():
-                            self.greeted.set_result(decode_fields(frame.payload))
+                            answer = decode_fields(frame.payload)
+                            # Here and not where it is awaited: output may follow in the same chunk.
+                            self._client._accepted(self, answer)
+                            self.greeted.set_result(answer)
                     elif frame.epoch == self._epoch:
                         self._client._on_frame(frame)
             except ProtocolError as error:
@@ -472,7 +480,7 @@ class RunnerClient:
 
     async def _hello(self, stream: Stream, timeout_s: float) -> None:
         self._epoch += 1
-        receiver = self._Receiver(self, self._epoch)
+        receiver = self._Receiver(self, stream, self._epoch)
         pending = b"".join(id.to_bytes(4, "little") for id in self._calls)
         fields: dict[int, int | bytes] = {
             Tag.NONCE: receiver.nonce,
@@ -486,14 +494,19 @@ class RunnerClient:
         stream.write(self._key + encode_frame(FrameType.HELLO, self._epoch, 0, encode_fields(fields)))
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await receiver.greeted
+                await receiver.greeted
         except TimeoutError:
             stream.close()
             raise StartTimeoutError("the runner did not answer hello", timeout_s=timeout_s) from None
         except BaseException:
             stream.close()
             raise
-        self._stream = stream
+
+    def _accepted(self, receiver: _Receiver, answer: Mapping[int, bytes]) -> None:
+        """The runner has answered hello: from here on its frames belong to the calls that wait."""
+        if receiver is not self._receiver or self._closed:
+            return
+        self._stream = receiver.stream
         self._uncredited = 0
         self.greeting = _greeting(answer)
         known = set(numbers(answer.get(Tag.IDS, b"")))
@@ -508,19 +521,22 @@ class RunnerClient:
         if self._closed or self._lost is not None:
             return
         if self._reattaching is None:
-            if time.monotonic() - self._heard_at_s > self._lease_s:
-                self._broken(self._receiver, SandboxLostError("the runner does not answer", silent_s=self._lease_s))
-                return
+            # Each renewal is answered. Half a lease of silence leaves the other half to find the runner again.
+            patience_s = self._lease_s if self._reopen is None else self._lease_s / 2
+            if time.monotonic() - self._heard_at_s > patience_s:
+                self._broken(self._receiver, SandboxLostError("the runner does not answer", silent_s=patience_s))
             self._send(FrameType.LEASE, 0)
         self._timer = asyncio.get_running_loop().call_later(self._lease_s / 4, self._renew)
 
     def _broken(self, receiver: _Receiver, error: RayrollError) -> None:
-        if receiver is not self._receiver or self._closed or self._lost is not None or self._reattaching is not None:
+        if receiver is not self._receiver or self._closed or self._lost is not None:
             return
         if self._stream is None:
             return  # still in hello: its caller is told
         self._stream.close()
         self._stream = None
+        if self._reattaching is not None:
+            return  # broken as soon as it was accepted: the task that opened it sees that and goes on
         if self._reopen is None:
             self._fail(error)
         else:
@@ -528,22 +544,24 @@ class RunnerClient:
 
     async def _reattach(self, reopen: Callable[[], Awaitable[Stream]], cause: RayrollError) -> None:
         """Say hello again within what is left of the lease; nothing that ran is run twice."""
-        until_s = self._heard_at_s + self._lease_s
         pause_s = 0.05
         reason: Exception = cause
-        while (left_s := until_s - time.monotonic()) > 0:
+        while (left_s := self._heard_at_s + self._lease_s - time.monotonic()) > 0:
             try:
-                async with asyncio.timeout(left_s):
+                # In several tries: an answer can be lost with the stream that carried it.
+                async with asyncio.timeout(min(left_s, max(1.0, self._lease_s / 4))):
                     stream = await reopen()
-                await self._hello(stream, max(0.1, until_s - time.monotonic()))
+                    await self._hello(stream, left_s)
             except SandboxLostError as error:
                 reason = error
                 break
             except (RayrollError, OSError, TimeoutError) as error:
                 reason = error
-                await asyncio.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
+                await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, 1.0)
             else:
+                if self._stream is None:
+                    continue
                 self.reattached += 1
                 self._reattaching = None
                 logger.info("runner found again: build=%s after %s", self.greeting.build, cause)
