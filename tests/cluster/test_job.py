@@ -1,0 +1,110 @@
+"""A submitted job, from a fresh clone, on a cluster of two nodes whose workers find or build the runner themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from requirements import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@contextmanager
+def ray_node(env: dict[str, str], log: Path, *words: str) -> Iterator[None]:
+    """``ray start --block`` until the end of the block; it takes its children along when it is told to stop."""
+    with log.open("w") as out:
+        node = subprocess.Popen(
+            [BIN / "ray", "start", "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", *words],
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            yield
+        finally:
+            node.send_signal(signal.SIGTERM)
+            node.wait(60)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Two nodes on this machine; yields the environment in which ``ray`` commands reach them."""
+    port, dashboard = free_port(), free_port()
+    env = os.environ | {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "RAY_AUTH_MODE": "disabled",
+        "RAYROLL_CACHE_DIR": str(tmp_path / "cache"),
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+    }
+    env.pop("RAY_ADDRESS", None)
+    # Ray's sockets lie in its folder, and a socket's path may have 107 bytes.
+    folder = tempfile.mkdtemp(prefix="rr-", dir="/tmp")
+    head = (
+        *("--head", f"--port={port}", f"--temp-dir={folder}", "--num-cpus=2"),
+        *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
+        f"--dashboard-agent-listen-port={free_port()}",
+    )
+    second = (f"--address=127.0.0.1:{port}", "--num-cpus=1", f"--dashboard-agent-listen-port={free_port()}")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(ray_node(env, tmp_path / "head.log", *head))
+        wait_for_dashboard(dashboard, tmp_path / "head.log")
+        stack.enter_context(ray_node(env, tmp_path / "second.log", *second))
+        yield env
+
+
+def wait_for_dashboard(port: int, log: Path) -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    for attempt in range(60):
+        try:
+            JobSubmissionClient(f"http://127.0.0.1:{port}").list_jobs()
+        except Exception:
+            if attempt == 59:
+                pytest.fail(log.read_text()[-4000:])
+            subprocess.run(["sleep", "1"], check=True)
+        else:
+            return
+
+
+@needs("local")
+@pytest.mark.timeout(600)
+def test_the_readmes_job_runs_from_a_fresh_clone(cluster: dict[str, str], tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True)
+    out = tmp_path / "out"
+    submit = ["ray", "job", "submit", "--working-dir", ".", "--", "benchmarks/sweep.py", "--substrates", "local"]
+    cell = ["--actions", "5", "--concurrency", "1", "--rollouts", "1", "--tasks", "spanset-*", "--wandb", "offline"]
+    done = subprocess.run(
+        [BIN / submit[0], *submit[1:], *cell, "--out", str(out)],
+        cwd=checkout,
+        env=cluster,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "succeeded" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert [cell["valid"] for cell in summary["cells"]] == [1]
+    assert list((tmp_path / "cache" / "runner").glob("runner-*")), "the workers built no runner of their own"
