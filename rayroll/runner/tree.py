@@ -44,7 +44,18 @@ def pack_entries(entries: Iterable[Entry]) -> bytes:
     parts: list[bytes] = []
     for e in entries:
         head = _ENTRY.pack(
-            _CODES[e.kind], 0, len(e.path), e.mode, e.uid, e.gid, e.mtime_ns, len(e.data), 0, len(e.link), 0, 0
+            _CODES[e.kind],
+            0,
+            len(e.path),
+            e.mode,
+            e.uid,
+            e.gid,
+            e.mtime_ns,
+            len(e.data),
+            e.size_bytes,
+            len(e.link),
+            0,
+            0,
         )
         parts += (head, e.path, e.link, e.data)
     return b"".join(parts)

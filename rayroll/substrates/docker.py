@@ -27,6 +27,7 @@ from rayroll.runner.build import cache_dir, runner_path, source_digest
 from rayroll.substrates import Channel, Lease, Probe, Sandbox, SandboxRef, SandboxSpec, Substrate, SubstrateConfig
 from rayroll.substrates import _endpoint as endpoints
 from rayroll.substrates._attach import AttachChannel, attach
+from rayroll.substrates._budget import ImageBudget
 from rayroll.substrates._engine import Engine, is_status, translated
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
@@ -61,9 +62,12 @@ class DockerConfig(SubstrateConfig):
     """For specs with neither image nor Dockerfile."""
     mirror: str | None = None
     """Registry that Docker Hub's images are pulled from (``host:port``); None: Docker Hub."""
+    image_budget_mib: int | None = None
+    """Most disk for images that were pulled or built for sandboxes; above it those used longest ago are removed. None:
+    no limit. Images that were there before are never removed."""
     pull_timeout_s: float = 900.0
     """Longest pull of one image."""
-    control_threads: int = Field(16, ge=1)
+    control_threads: int = Field(default=16, ge=1)
     """Calls to the engine at the same time."""
     call_timeout_s: float = 120.0
     """Longest wait for an answer of the engine to a control call; commands are not calls."""
@@ -106,6 +110,7 @@ class DockerSubstrate(Substrate):
         )
         events = Events(engine.endpoint, self._on_death)
         events.start()
+        self._budget = ImageBudget(engine, cache_dir() / "images", self.config.image_budget_mib)
         self._parts = engine, images, events
 
     async def _connect(self) -> Engine:
@@ -153,6 +158,7 @@ class DockerSubstrate(Substrate):
         _, images, _ = self._opened()
         phases_s: dict[str, float] = {}
         image, was_absent = await images.ensure(spec, self.config.plain_image, phases_s)
+        await self._budget.used(image.name, was_absent=was_absent)
         await self._cover(lease)
         name = f"rayroll-{secrets.token_hex(8)}"
         calls: list[asyncio.Future[Any]] = []
@@ -293,8 +299,7 @@ class DockerSubstrate(Substrate):
         return channel
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
-        names = {"run": RUN, "owner": OWNER}
-        wanted = [RUN, *(f"{names.get(name, name)}={value}" for name, value in labels.items())]
+        wanted = [RUN, *(f"{_label(name)}={value}" for name, value in labels.items())]
         found = await self._engine.call(lambda api: api.containers(all=True, filters={"label": wanted}))
         return [_ref(container) for container in found]
 
@@ -348,6 +353,11 @@ class DockerSubstrate(Substrate):
             asyncio.get_running_loop().call_later(DEATH_NOTICE_S, channel.close)
 
 
+def _label(name: str) -> str:
+    """The container's label for a label of ours (``run``, ``owner``, ``task``)."""
+    return name if "." in name else f"rayroll.{name}"
+
+
 def _create(
     api: Any, name: str, image: Image, spec: SandboxSpec, lease: Lease, volume: str, config: DockerConfig
 ) -> str:
@@ -382,7 +392,12 @@ def _create(
         stdin_open=True,
         environment=dict(spec.env),
         working_dir=None if spec.workdir == "/" else spec.workdir,
-        labels={**spec.labels, RUN: lease.run_id, OWNER: lease.owner, LEASE: f"{lease.duration_s:g}"},
+        labels={
+            **{_label(name): value for name, value in spec.labels.items()},
+            RUN: lease.run_id,
+            OWNER: lease.owner,
+            LEASE: f"{lease.duration_s:g}",
+        },
         healthcheck={"Test": ["NONE"]},
         host_config=host,
     )
