@@ -42,12 +42,17 @@ def make(
     rounds: Rounds = 5,
     jobs: Jobs = 1,
     python: Python = None,
+    also_python: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another interpreter on which the untouched tests must pass under their names."),
+    ] = None,
 ) -> None:
     """Search bugs, prove them, and write recipes and baselines; those of other packages stay."""
     fetch(packages)
     chosen = _generate.chosen(_generate.read_config(PACK), packages or [])
     settings = Settings(seed=seed, per_package=per_package, rounds=rounds, jobs=jobs)
-    _generate.make(PACK, chosen, settings, Prover(python), console.print)
+    provers = [Prover(path) for path in (python, *(also_python or []))]
+    _generate.make(PACK, chosen, settings, provers, console.print)
 
 
 @app.command()

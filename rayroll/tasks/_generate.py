@@ -10,7 +10,7 @@ import random
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -68,37 +68,43 @@ def chosen(config: RepoFixConfig, names: Iterable[str]) -> list[PackageConfig]:
     return [known[name] for name in names] or list(config.packages)
 
 
-def make(pack: Path, packages: Iterable[PackageConfig], settings: Settings, prover: Prover, say: Say) -> None:
-    """Write recipes and baselines of these packages into the pack; those of other packages stay."""
+def make(
+    pack: Path, packages: Iterable[PackageConfig], settings: Settings, provers: Sequence[Prover], say: Say
+) -> None:
+    """Write recipes and baselines of these packages into the pack; those of other packages stay.
+
+    The first prover searches; the others, with other interpreters, have a say in which tests can be relied on.
+    """
     config = read_config(pack)
     path = pack / config.recipes
     for package in packages:
         files = _repo_task.package_files(pack, package)
-        green = baseline(package, files, settings, prover)
+        green = baseline(package, files, settings, provers)
         say(f"{package.name} {package.version}: {len(green)} tests pass {settings.rounds} times in a row")
-        found = list(recipes(package, files, green, settings, prover, say))
+        found = list(recipes(package, files, green, settings, provers[0], say))
         others = _kept(path, package.name) if path.is_file() else []
         _recipes.write_baseline(pack / config.baselines / f"{package.name}.txt", green)
         _recipes.write_recipes(path, [*others, *found])
 
 
-def baseline(package: PackageConfig, files: Mapping[str, bytes], settings: Settings, prover: Prover) -> list[str]:
-    """Names of the tests that pass in the untouched package every time, sorted.
+def baseline(
+    package: PackageConfig, files: Mapping[str, bytes], settings: Settings, provers: Sequence[Prover]
+) -> list[str]:
+    """Names of the tests that pass in the untouched package every time, by every prover, sorted.
 
     Raises:
         TaskError: None does.
     """
     task = _repo_task.trial(package, files, files)
-    runs = [_passed(prover, task)[0] for _ in range(settings.rounds)]
+    runs = [_passed(prover, task)[0] for prover in provers for _ in range(settings.rounds)]
     always = set.intersection(*runs)
-    # A test whose parameters come out of a set is numbered anew in every run. Some of its names are in all runs by
-    # chance, and would be missing from the next: none of them can be relied on.
+    # Parameters that come out of a set are numbered anew in every run, and pytest 7 and 9 name an empty string
+    # differently. Some names of such a test are in all runs by chance: none of them can be relied on.
     shaky = {_function(name) for name in set.union(*runs) - always}
     always = {name for name in always if _function(name) not in shaky}
     if not always:
-        raise TaskError(
-            "no test of the untouched package passes", package=package.name, output=prover.grade(task).output
-        )
+        verdict = provers[0].grade(task)
+        raise TaskError("no test of the untouched package passes", package=package.name, output=verdict.output)
     return sorted(always)
 
 

@@ -49,12 +49,10 @@ import sys
 
 fix = json.loads(pathlib.Path(sys.argv[1]).read_text("utf-8"))
 path = pathlib.Path(sys.argv[2]) / fix["file"]
-lines = path.read_bytes().decode().split("\\n")
-at = fix["line"] - 1
-broken, fixed = (fix[key].split("\\n")[:-1] for key in ("broken", "fixed"))
-assert lines[at : at + len(broken)] == broken, "the file is not as the task left it"
-lines[at : at + len(broken)] = fixed
-path.write_bytes("\\n".join(lines).encode())
+text = path.read_bytes().decode()
+at = sum(len(line) + 1 for line in text.split("\\n")[: fix["line"] - 1])
+assert text.startswith(fix["broken"], at), "the file is not as the task left it"
+path.write_bytes((text[:at] + fix["fixed"] + text[at + len(fix["broken"]) :]).encode())
 '''
 
 

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from rayroll.errors import InfraFailure, TaskError
+from rayroll.errors import ConfigError, InfraFailure, TaskError
 
 __all__ = ["cache_dir", "cached", "fetch", "files"]
 
@@ -58,7 +58,8 @@ def fetch(name: str, version: str, sha256: str) -> Path:
     """Put that source distribution into the cache, unless it is there.
 
     Raises:
-        InfraFailure: pip is missing, the index does not answer, or what it gave has another hash.
+        ConfigError: pip is not installed.
+        InfraFailure: The index does not answer, or what it gave has another hash.
     """
     target = cached(name, version, sha256)
     if target.is_file() and _sha256(target.read_bytes()) == sha256:
@@ -113,6 +114,10 @@ def _download(scratch: Path, name: str, version: str, sha256: str) -> Path:
     got = list(out.glob("*.tar.gz")) if out.is_dir() else []
     if ended.returncode != 0 or len(got) != 1:
         said = (ended.stderr or ended.stdout).strip()[-1500:]
+        if "No module named pip" in said:
+            raise ConfigError(
+                "pip is not in this environment; it fetches source distributions", fix="python -m ensurepip"
+            )
         raise InfraFailure(f"pip could not fetch the source distribution of {name} {version}", pip=said)
     return got[0]
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rayroll.errors import ConfigError
 from rayroll.tasks import PackConfig, Refused, TaskFormat, _dockerfile, _task_toml
 from rayroll.tasks._task_toml import TaskToml, TaskTomlError
 from rayroll.tasks._toml_lines import line_of
@@ -52,10 +53,13 @@ class Harbor(TaskFormat):
     config_type: ClassVar[type[PackConfig]] = HarborConfig
 
     def read(self, folder: Path, name: str, config: PackConfig) -> Iterator[Task | Refused]:
-        """Every folder below ``tasks`` that looks like a task."""
+        """Every folder below ``tasks`` that looks like a task. Raises ConfigError when there is no such folder."""
         assert isinstance(config, HarborConfig)
+        root = folder / config.tasks
+        if not root.is_dir():
+            raise ConfigError(f"{folder / 'pack.toml'}: tasks = {config.tasks!r} is no folder")
         passed = {key: os.environ[key] for key in config.pass_env if key in os.environ}
-        for path in _task_folders(folder / config.tasks):
+        for path in _task_folders(root):
             task_id = f"{name}/{path.name}"
             try:
                 yield read_task(path, task_id, passed)
@@ -118,7 +122,7 @@ def write_task(task: Task, folder: Path) -> None:
 def _task_folders(folder: Path) -> Iterator[Path]:
     if (folder / "task.toml").is_file():
         yield folder
-    elif folder.is_dir():
+    else:
         yield from (p for p in sorted(folder.iterdir()) if _is_task(p))
 
 

@@ -75,6 +75,7 @@ def test_a_broken_task_is_refused_alone(task_folder: Path):
         ('format = "harbor"\ndescripton = "x"\n', r"pack.toml: unknown field 'descripton'; did you mean description\?"),
         ('description = "x"\n', r"pack.toml: format: Field required"),
         ('format = "harbour"\n', r"unknown task format 'harbour'; did you mean 'harbor'\?"),
+        ('format = "harbor"\ntasks = "task"\n', r"pack.toml: tasks = 'task' is no folder"),
         ('format = "harbor"\nx =\n', r"pack.toml: Invalid value \(at line 2"),
     ],
 )
@@ -87,3 +88,22 @@ def test_a_wrong_pack_toml_says_what_is_wrong(tmp_path: Path, text: str, message
 def test_formats_are_found_by_their_files():
     assert formats() == ["harbor", "repo_fix"]
     assert [load_format(kind).kind for kind in formats()] == formats()
+
+
+def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site = tmp_path / "site"
+    info = site / "their_tasks-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-tasks\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[rayroll.tasks]\ntheirs = their_tasks:Theirs\n")
+    (site / "their_tasks.py").write_text(
+        "from rayroll.tasks import Refused, TaskFormat\n"
+        "class Theirs(TaskFormat):\n"
+        "    kind = 'theirs'\n"
+        "    def read(self, folder, name, config):\n"
+        "        yield Refused(f'{name}/x', folder, 0, 'just a test')\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    assert formats() == ["harbor", "repo_fix", "theirs"]
+    (tmp_path / "pack.toml").write_text('format = "theirs"\n')
+    assert [refused.reason for refused in load_pack(tmp_path).refused] == ["just a test"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayroll.errors import ConfigError
-from rayroll.tasks import Prover, _generate, _recipes, _repo_task, load_pack
+from rayroll.tasks import Prover, _generate, _mutate, _recipes, _repo_task, load_pack
 from rayroll.tasks._generate import Settings
 from rayroll.tasks._recipes import Recipe
 from rayroll.tasks._repo_task import PackageConfig
@@ -96,7 +96,7 @@ def test_the_committed_recipes_are_what_their_seed_gives(pack: Path, prover: Pro
     package, files, baseline, committed = spanset(pack)
     said: list[str] = []
     settings = Settings(seed=0, per_package=8, rounds=1, jobs=2)
-    assert _generate.baseline(package, files, settings, prover) == baseline
+    assert _generate.baseline(package, files, settings, [prover]) == baseline
     assert list(_generate.recipes(package, files, baseline, settings, prover, said.append)) == committed
     assert said[-1].startswith("  8 bugs out of ")
 
@@ -105,7 +105,7 @@ def test_the_committed_recipes_are_what_their_seed_gives(pack: Path, prover: Pro
 def test_making_one_package_leaves_the_others_alone(pack: Path, prover: Prover):
     before = {r.id: r for _, r in _recipes.read_recipes(pack / "recipes.jsonl") if isinstance(r, Recipe)}
     settings = Settings(seed=5, per_package=1, rounds=1)
-    _generate.make(pack, [spanset(pack)[0]], settings, prover, lambda _: None)
+    _generate.make(pack, [spanset(pack)[0]], settings, [prover], lambda _: None)
     after = {r.id: r for _, r in _recipes.read_recipes(pack / "recipes.jsonl") if isinstance(r, Recipe)}
     assert {i: r for i, r in after.items() if r.package != "spanset"} == {
         i: r for i, r in before.items() if r.package != "spanset"
@@ -257,3 +257,22 @@ def test_a_fetched_package_is_proven_where_it_is_in_the_cache(prover: Prover):
     if task is None:
         pytest.skip(next(r.reason for r in loaded.refused if "/inflection-" in r.task_id))
     assert prover.prove(task, rounds=1).report["broken"] == []
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def double(x):\n    return x + x", "def double(x):\n    return x - x"),
+        ("# été\r\ndef double(x):\r\n    return x + x\r\n", "# été\r\ndef double(x):\r\n    return x - x\r\n"),
+        ("def double(x):\n    if x < 0:\n        raise ValueError\n    return x\n", "def double(x):\n    return x\n"),
+    ],
+    ids=["no line end", "Windows line ends and several bytes", "dropped lines"],
+)
+def test_the_known_fix_restores_every_byte(prover: Prover, before: str, after: str):
+    (mutation,) = [m for m in _mutate.find(before) if _mutate.apply(before, m) == after]
+    recipe = Recipe("r", "tiny", "1", "", "tiny.py", "k", "s", mutation.line, mutation.old, mutation.new, ("t",), 0, "")
+    task = _repo_task.build(PYTEST_PACKAGE, {**PYTEST_FILES, "tiny.py": before.encode()}, ["t"], recipe, task_id="r")
+    tests = FileTree.from_files({"test.sh": "od -An -v -tx1 /app/tiny.py"})
+    seen = prover.grade(dataclasses.replace(task, tests=tests), solve=True)
+    assert bytes.fromhex(seen.output) == before.encode()
