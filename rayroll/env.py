@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,17 +14,20 @@ from rayroll.errors import (
     ConfigError,
     Failure,
     GraderError,
+    InfraFailure,
     RayrollError,
     SandboxKilledError,
     unknown_name,
 )
-from rayroll.session import MOST_COMMAND_BYTES, SessionConfig
+from rayroll.session import MOST_COMMAND_BYTES, SessionConfig, observation
 from rayroll.spaces import UnicodeText
 from rayroll.sync import SyncClient, SyncSession
 from rayroll.tasks import Pack, load_pack
 from rayroll.types import CommandTiming, ExecResult, Task
 
 __all__ = ["CodingEnv"]
+
+logger = logging.getLogger(__name__)
 
 MOST_OBSERVATION = 1 << 20
 """Room for an instruction or a command's kept output, in characters; output is capped far below it."""
@@ -32,9 +36,10 @@ MOST_OBSERVATION = 1 << 20
 class CodingEnv(gym.Env[str, str]):
     """One task after another, each in a fresh sandbox.
 
-    An action is any text: a shell command, run as the task's agent, or exactly ``submit``, which ends the episode and
-    grades it. The first observation is the task's instruction, every other one the command's output, its head and tail
-    where it was long. ``info`` has the facts: ``exit_code``, ``timed_out``, ``truncated_bytes``, ``timing_s``.
+    An action is any text: a shell command, run as the task's agent, or exactly ``submit`` (blanks around it do not
+    count), which ends the episode and grades it. The first observation is the task's instruction, every other one the
+    command's output, its head and tail where it was long, with a line in brackets where a limit ended it. ``info`` has
+    the facts: ``exit_code``, ``timed_out``, ``truncated_bytes``, ``timing_s``, and after grading ``grade_report``.
 
     The reward is 0.0 until the episode ends; then it is the grade. ``terminated``: submitted, or the agent ended its
     own sandbox (reward 0.0, ``info["failure"]``). ``truncated``: ``max_steps`` or the session's deadline.
@@ -56,7 +61,7 @@ class CodingEnv(gym.Env[str, str]):
         max_steps: int = 50,
         grade_on: Literal["submit", "end"] = "end",
         submit: str = "submit",
-        deadline_s: float = 3600.0,
+        deadline_s: float | None = None,
         substrate_config: Mapping[str, Any] | None = None,
         session: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
@@ -71,7 +76,7 @@ class CodingEnv(gym.Env[str, str]):
                 outer wrapper would end it without a grade.
             grade_on: ``end`` grades also at a limit; ``submit`` only what was submitted (else reward 0.0).
             submit: The action that ends the episode.
-            deadline_s: Seconds from the first command to the end of the episode.
+            deadline_s: Seconds from ``reset`` to the last command; None: the task's ``agent_timeout_s``.
             substrate_config: Fields of the substrate's config.
             session: Fields of ``SessionConfig``.
             render_mode: ``ansi`` or None.
@@ -90,13 +95,14 @@ class CodingEnv(gym.Env[str, str]):
         if not self._tasks:
             raise ConfigError("there is no task to choose from", pack=pack)
         config = SessionConfig.parse(session or {}, where="session")
+        most_characters = max(MOST_OBSERVATION, config.output_cap_bytes + 4096)  # notes and the cut's own line
         self._client = SyncClient(substrate, substrate_config=substrate_config, config=config)
         self._session: SyncSession | None = None
         self._max_steps, self._grade_on, self._submit, self._deadline_s = max_steps, grade_on, submit, deadline_s
         self._transcript = ""
         self.render_mode = render_mode
         self.action_space = UnicodeText(MOST_COMMAND_BYTES)
-        self.observation_space = UnicodeText(MOST_OBSERVATION)
+        self.observation_space = UnicodeText(most_characters)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """A fresh sandbox with a task.
@@ -109,9 +115,9 @@ class CodingEnv(gym.Env[str, str]):
             The task's instruction, and ``info`` with ``task`` and how the sandbox started.
         """
         super().reset(seed=seed)
-        self._end_session()
         task = self._choose(options or {})
         self._check_not_truncated_outside()
+        self._end_session()
         self._client.start()
         started_s = time.monotonic()
         sandbox_seed = int(self.np_random.integers(2**31))
@@ -120,13 +126,13 @@ class CodingEnv(gym.Env[str, str]):
         try:
             session.boot()
         except BaseException:
-            self._end_session()
+            self._end_session(quietly=True)
             raise
-        self._steps, self._started_s = 0, started_s
+        self._steps = 0
         self._transcript = task.instruction
         info: dict[str, Any] = {"task": task.id, "reset_s": time.monotonic() - started_s}
-        if session.session.rung is not None:
-            info["rung"] = session.session.rung
+        if session.rung is not None:
+            info["rung"] = session.rung
         return task.instruction[:MOST_OBSERVATION], info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -146,27 +152,22 @@ class CodingEnv(gym.Env[str, str]):
         self._steps += 1
         submitted = action.strip() == self._submit
         try:
-            observation, info = ("", {}) if submitted else self._run(self._session, action)
-            out_of_time = self._session.session.remaining_s <= 0
+            seen, info = ("", {}) if submitted else self._run(self._session, action)
+            out_of_time = self._session.remaining_s <= 0
             truncated = not submitted and (self._steps >= self._max_steps or out_of_time)
             reward = 0.0
             if submitted or (truncated and self._grade_on == "end"):
                 reward, graded = self._grade(self._session)
                 info |= graded
         except SandboxKilledError as error:
-            observation, info, reward = f"rayroll: {error.message}\n", {"failure": _facts(error.failure())}, 0.0
+            seen, info, reward = f"rayroll: {error.message}\n", {"failure": _facts(error.failure())}, 0.0
             submitted, truncated = True, False
         except RayrollError:
-            self._end_session()  # nothing that follows could be trusted
+            self._end_session(quietly=True)  # nothing that follows could be trusted
             raise
         if submitted or truncated:
-            info["episode"] = {
-                "r": float(reward),
-                "l": self._steps,
-                "t": round(time.monotonic() - self._started_s, 6),
-            }
-            self._end_session()
-        return observation, reward, submitted, truncated, info
+            self._end_session(quietly=True)
+        return seen, reward, submitted, truncated, info
 
     def render(self) -> str | None:
         """The episode so far as a terminal would show it; None without ``render_mode="ansi"``."""
@@ -200,23 +201,31 @@ class CodingEnv(gym.Env[str, str]):
 
     def _run(self, session: SyncSession, action: str) -> tuple[str, dict[str, Any]]:
         result = session.exec(action)
-        self._transcript += f"\n$ {action}\n{result.output}"
-        return result.output[:MOST_OBSERVATION], _command_info(result)
+        seen = observation(result)
+        self._transcript += f"\n$ {action}\n{seen}"
+        return seen, _command_info(result)
 
     def _grade(self, session: SyncSession) -> tuple[float, dict[str, Any]]:
         grade = session.grade()
         if grade.reward is None:
             reason = grade.failure.reason if grade.failure else "the tests gave no verdict"
-            raise GraderError(reason, task=session.session.task.id)
+            raise GraderError(reason, task=session.task.id)
         info: dict[str, Any] = {"grade_report": grade.report}
         if grade.failure is not None:
             info["failure"] = _facts(grade.failure)
         return grade.reward, info
 
-    def _end_session(self) -> None:
+    def _end_session(self, *, quietly: bool = False) -> None:
+        """``quietly``: the episode's result or error says more than a sandbox that could not be removed at once."""
         session, self._session = self._session, None
-        if session is not None:
+        if session is None:
+            return
+        try:
             session.close()
+        except InfraFailure as error:
+            if not quietly:
+                raise
+            logger.warning("a sandbox was not removed; its lease will do it: %s", error)
 
 
 def _command_info(result: ExecResult) -> dict[str, Any]:

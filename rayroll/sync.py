@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import threading
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from rayroll.errors import ClosedError
+from rayroll.errors import CallerError, ClosedError
 from rayroll.session import Client, Session, SessionConfig
-from rayroll.types import ExecResult, Grade, Task
+from rayroll.substrates import Substrate
+from rayroll.types import ExecResult, Grade, Rung, Task
 
 __all__ = ["SyncClient", "SyncSession", "portal"]
+
+CLEAN_UP_S = 10.0
+"""Longest wait, after an interrupt, for what was interrupted to free what it holds; then leases do it."""
 
 T = TypeVar("T")
 
@@ -23,21 +26,33 @@ class Portal:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.pid = os.getpid()
         # One thread for as long as the process lives: bubblewrap ends its sandbox with the thread that started it.
         self._thread = threading.Thread(target=self.loop.run_forever, name="rayroll", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. An interrupt of the caller (Ctrl-C) cancels it and waits for its cleaning up."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise CallerError("a blocking call would stop rayroll's own event loop; use rayroll.Client here")
+        started: list[asyncio.Task[T]] = []
+        ended = threading.Event()
+
+        def start() -> None:
+            started.append(self.loop.create_task(work))
+            started[0].add_done_callback(lambda _: ended.set())
+
+        # Not run_coroutine_threadsafe: a future of that kind is cancelled at once, its task still cleans up.
+        self.loop.call_soon_threadsafe(start)
         try:
-            return future.result()
+            ended.wait()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                with contextlib.suppress(CancelledError, TimeoutError):
-                    future.result(timeout=10.0)
+            self.loop.call_soon_threadsafe(lambda: started[0].cancel())
+            if ended.wait(CLEAN_UP_S) and not started[0].cancelled():
+                started[0].exception()  # seen: the interrupt is what the caller hears
             raise
+        return started[0].result()
 
 
 _portal: Portal | None = None
@@ -48,7 +63,7 @@ def portal() -> Portal:
     """This process's portal, started when first asked for."""
     global _portal
     with _portal_lock:
-        if _portal is None:
+        if _portal is None or _portal.pid != os.getpid():  # a forked child has the object without its thread
             _portal = Portal()
         return _portal
 
@@ -62,12 +77,15 @@ class SyncClient:
 
     def __init__(
         self,
-        substrate: str,
+        substrate: str | Substrate,
         *,
         substrate_config: Mapping[str, Any] | None = None,
         config: SessionConfig | None = None,
+        run_id: str | None = None,
+        owner: str | None = None,
     ) -> None:
-        self._client = Client(substrate, substrate_config=substrate_config, config=config)
+        """See ``Client``."""
+        self._client = Client(substrate, substrate_config=substrate_config, config=config, run_id=run_id, owner=owner)
         self._is_open = False
 
     def __enter__(self) -> SyncClient:
@@ -77,17 +95,40 @@ class SyncClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @property
+    def run_id(self) -> str:
+        """Label of every sandbox, by which ``rayroll gc`` finds them."""
+        return self._client.run_id
+
     def start(self) -> None:
         """Open the substrate. Idempotent."""
         if not self._is_open:
             portal().run(self._client.__aenter__())
             self._is_open = True
 
-    def open(self, task: Task, *, seed: int | None = None, deadline_s: float = 3600.0) -> SyncSession:
+    def open(
+        self,
+        task: Task,
+        *,
+        group_id: str | None = None,
+        sample_index: int = 0,
+        seed: int | None = None,
+        deadline_s: float | None = None,
+        trusted: bool = False,
+    ) -> SyncSession:
         """See ``Client.open``."""
         if not self._is_open:
             raise ClosedError("the client is not open; use `with SyncClient(...) as client`")
-        return SyncSession(self._client.open(task, seed=seed, deadline_s=deadline_s))
+        return SyncSession(
+            self._client.open(
+                task,
+                group_id=group_id,
+                sample_index=sample_index,
+                seed=seed,
+                deadline_s=deadline_s,
+                trusted=trusted,
+            )
+        )
 
     def close(self) -> None:
         """Close every session and the substrate. Idempotent."""
@@ -100,21 +141,50 @@ class SyncSession:
     """``rayroll.Session`` for blocking programs; the same words, the same errors."""
 
     def __init__(self, session: Session) -> None:
+        """For ``SyncClient.open``."""
         self.session = session
 
     def __enter__(self) -> SyncSession:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        portal().run(self.session.__aexit__(kind, error, trace))
+
+    @property
+    def task(self) -> Task:
+        """The problem."""
+        return self.session.task
+
+    @property
+    def rung(self) -> Rung | None:
+        """See ``Session.rung``."""
+        return self.session.rung
+
+    @property
+    def remaining_s(self) -> float:
+        """See ``Session.remaining_s``."""
+        return self.session.remaining_s
 
     def boot(self) -> None:
         """Start the sandbox and wait until it answers."""
         portal().run(_void(self.session.booted()))
 
-    def exec(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
+    def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+    ) -> ExecResult:
         """See ``Session.exec``."""
-        return portal().run(self.session.exec(command, timeout_s=timeout_s))
+        return portal().run(
+            self.session.exec(
+                command, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s, env=env, cwd=cwd, stdin=stdin
+            )
+        )
 
     def write(self, path: str | bytes, data: bytes, *, mode: int | None = None) -> None:
         """See ``Session.write``."""
@@ -124,9 +194,21 @@ class SyncSession:
         """See ``Session.read``."""
         return portal().run(self.session.read(path, max_bytes=max_bytes))
 
-    def grade(self) -> Grade:
+    def upload(self, path: str | bytes, tar: bytes) -> None:
+        """See ``Session.upload``."""
+        portal().run(self.session.upload(path, tar))
+
+    def download(self, path: str | bytes, *, exclude: Iterable[bytes] = ()) -> bytes:
+        """See ``Session.download``."""
+        return portal().run(self.session.download(path, exclude=exclude))
+
+    def solve(self) -> ExecResult:
+        """See ``Session.solve``."""
+        return portal().run(self.session.solve())
+
+    def grade(self, *, fingerprint: bool = False) -> Grade:
         """See ``Session.grade``."""
-        return portal().run(self.session.grade())
+        return portal().run(self.session.grade(fingerprint=fingerprint))
 
     def close(self) -> None:
         """See ``Session.close``."""
