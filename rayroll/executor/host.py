@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import ray.util
+
 from rayroll.errors import ClosedError, InfraFailure, RayrollError, unknown_name
+from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
     Close,
     Completion,
@@ -58,6 +61,8 @@ class NodeHost:
         self._pollers: deque[asyncio.Future[None]] = deque()
         self._lags_s: deque[float] = deque(maxlen=_LAG_KEPT)
         self._lag_task: asyncio.Task[None] | None = None
+        self._listener = Listener(self._accept)
+        self._line: Line | None = None
 
     async def start(self) -> HostInfo:
         """Open the substrate. Raises SubstrateError where this node cannot run it, with what would fix it."""
@@ -76,14 +81,27 @@ class NodeHost:
         """Make tasks known, before a message names them."""
         self._tasks |= {task.id: task for task in tasks}
 
+    async def listen(self) -> LineAddress:
+        """Take one driver's direct line; then messages come and completions go by it, as long as it is up.
+
+        Raises:
+            OSError: This node cannot listen at its own address.
+        """
+        return await self._listener.open(ray.util.get_node_ip_address())
+
+    def _accept(self, line: Line) -> None:
+        self._line = line
+        line.start(lambda numbered: self._begin(*numbered), lambda: None)
+
     async def submit(self, batch: Sequence[tuple[int, Message]]) -> None:
-        """Begin the work of every message; answers come through ``completions``."""
-        arrived_ns = time.monotonic_ns()
-        loop = asyncio.get_running_loop()
+        """Begin the work of every message; answers come through ``completions``, or by the direct line."""
         for request_id, message in batch:
-            work = loop.create_task(self._answer(request_id, message, arrived_ns))
-            self._working.add(work)
-            work.add_done_callback(self._working.discard)
+            self._begin(request_id, message)
+
+    def _begin(self, request_id: int, message: Message) -> None:
+        work = asyncio.get_running_loop().create_task(self._answer(request_id, message, time.monotonic_ns()))
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
 
     async def completions(self, max_wait_s: float) -> list[Completion]:
         """All that has finished and was not yet told, as soon as there is any; empty after ``max_wait_s``."""
@@ -118,6 +136,9 @@ class NodeHost:
             await asyncio.wait(set(self._working))
         if self._lag_task is not None:
             self._lag_task.cancel()
+        self._listener.close()
+        if self._line is not None:
+            self._line.close()
         await self._client.close()
 
     async def _answer(self, request_id: int, message: Message, arrived_ns: int) -> None:
@@ -136,6 +157,9 @@ class NodeHost:
         self._tell(Completion(request_id, value, error, arrived_ns, 0, spans))
 
     def _tell(self, completion: Completion) -> None:
+        if self._line is not None and self._line.is_up:
+            self._line.send(_departing(completion, time.monotonic_ns()))
+            return
         self._done.append(completion)
         while self._pollers:
             poller = self._pollers.popleft()

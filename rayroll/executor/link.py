@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 
 from rayroll.errors import HostLostError, RayrollError
 from rayroll.executor.host import NodeHost
+from rayroll.executor.line import Line, connect
 from rayroll.executor.messages import Completion, HostInfo, HostSetup, HostStats, Message
 from rayroll.types import Task
 
@@ -25,6 +27,8 @@ POLL_S = 5.0
 """Longest a host keeps a poll open with nothing to tell."""
 CALL_S = 30.0
 """Longest wait for a host's answer beyond what the call itself may take."""
+REASON_S = 5.0
+"""After a broken connection, longest wait for Ray to say why."""
 POLLS = 2
 """Polls under way: while one answer travels, the next completion finds the other poll already there."""
 
@@ -70,6 +74,7 @@ class HostLink:
         self._sender: asyncio.Task[None] | None = None
         self._pollers: list[asyncio.Task[None]] = []
         self._lost: RayrollError | None = None
+        self._line: Line | None = None
         self.info: HostInfo
 
     async def start(self, *, deadline_s: float = 120.0) -> HostInfo:
@@ -86,9 +91,29 @@ class HostLink:
         except BaseException:
             ray.kill(self._host)
             raise
+        await self._open_line()
+        # With a line, a poll brings nothing but the news that the host lives, or why it does not.
         loop = asyncio.get_running_loop()
-        self._pollers = [loop.create_task(self._poll(), name="host poll") for _ in range(POLLS)]
+        polls = POLLS if self._line is None else 1
+        self._pollers = [loop.create_task(self._poll(), name="host poll") for _ in range(polls)]
         return self.info
+
+    async def _open_line(self) -> None:
+        """Connect to the host directly. Where that is not possible, everything goes through Ray."""
+        if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):
+            return  # whoever encrypts what Ray says does not want a plain connection beside it
+        try:
+            address = await remote_call(self._host.listen.remote(), deadline_s=CALL_S, what="listen")
+            self._line = await connect(address)
+        except (OSError, TimeoutError) as error:
+            logger.info("no direct line to the host on %s, its messages go through Ray: %r", self.info.node, error)
+        else:
+            self._line.start(self._answered, self._line_ended)
+
+    def _line_ended(self) -> None:
+        # A host that died says so through Ray, with the reason, within a moment.
+        lost = HostLostError("the connection to the host broke", node=self.info.node)
+        asyncio.get_running_loop().call_later(REASON_S, self._fail, lost)
 
     async def add_tasks(self, tasks: Sequence[Task]) -> None:
         """Make tasks known to the host, each once."""
@@ -108,9 +133,12 @@ class HostLink:
         request_id = next(self._ids)
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
-        self._outbox.append((request_id, message))
-        if self._sender is None:
-            self._sender = asyncio.get_running_loop().create_task(self._send(), name="host send")
+        if self._line is not None:
+            self._line.send((request_id, message))
+        else:
+            self._outbox.append((request_id, message))
+            if self._sender is None:
+                self._sender = asyncio.get_running_loop().create_task(self._send(), name="host send")
         try:
             async with asyncio.timeout(deadline_s):
                 return await answer
@@ -131,6 +159,8 @@ class HostLink:
         host, self._host = self._host, None
         if host is None:
             return
+        if self._line is not None:
+            self._line.close()
         for task in [*self._pollers, *([self._sender] if self._sender else [])]:
             task.cancel()
         await asyncio.gather(*self._pollers, return_exceptions=True)
@@ -149,6 +179,11 @@ class HostLink:
         finally:
             self._sender = None
 
+    def _answered(self, completion: Completion) -> None:
+        answer = self._waiting.get(completion.request_id)
+        if answer is not None and not answer.done():
+            answer.set_result(completion)
+
     async def _poll(self) -> None:
         try:
             while True:
@@ -156,9 +191,7 @@ class HostLink:
                     self._host.completions.remote(POLL_S), deadline_s=POLL_S + CALL_S, what="completions"
                 )
                 for completion in told:
-                    answer = self._waiting.get(completion.request_id)
-                    if answer is not None and not answer.done():
-                        answer.set_result(completion)
+                    self._answered(completion)
         except RayrollError as error:
             self._fail(error)
 
