@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Rollouts of coding agents in sandboxes: run them, and see what the sandboxes cost.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_show_locals=False,  # locals may hold what nobody should read in a log
+    pretty_exceptions_enable=False,  # a log wants a plain traceback, and no values of local variables
 )
 
 
@@ -26,12 +26,10 @@ def _register() -> None:
 
 
 def main() -> None:
-    """Entry point of ``rayroll``. Our own errors become one sentence and exit code 2; Ctrl-C is 130."""
+    """Entry point of ``rayroll``. Our own errors become one sentence and exit code 2."""
     _register()
     try:
         app()
     except RayrollError as error:
         print(f"rayroll: {error}", file=sys.stderr)  # noqa: T201 - the command line's own voice
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -17,6 +17,6 @@ def report(results: Annotated[Path, typer.Argument(help="Results folder of a swe
     from rayroll.report import html, summary, table
 
     made = summary.write_summary(results)
-    html.write(results)
+    html.write_report(results)
     Console().print(table.comparison(made))
     typer.echo(f"{results / 'report.html'}")

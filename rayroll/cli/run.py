@@ -56,7 +56,11 @@ def run(
     }
     chosen = _policy(policy, tasks, seed)
     results = Results.open(out, "run", question)
-    rollouts = asyncio.run(_play(results, substrate, tasks, chosen, samples, concurrency, max_steps, seed))
+    try:
+        rollouts = asyncio.run(_play(results, substrate, tasks, chosen, samples, concurrency, max_steps, seed))
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; the same command with --out {results.folder} goes on from here", err=True)
+        raise typer.Exit(130) from None
     invalid = [r for r in rollouts if not r.valid]
     for rollout in invalid:
         assert rollout.failure is not None

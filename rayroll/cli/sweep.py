@@ -78,8 +78,8 @@ def sweep(
     try:
         problem = asyncio.run(_sweep(config, results, wandb_mode))
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with --out {results.folder}", err=True)
-        raise
+        typer.echo(f"interrupted; the same command with --out {results.folder} goes on from here", err=True)
+        raise typer.Exit(130) from None
     if problem:
         typer.echo(f"rayroll: {problem}", err=True)
         raise typer.Exit(1)
@@ -221,7 +221,7 @@ def _finish(config: SweepConfig, results: Results, wandb_mode: str | None) -> st
     from rayroll.report import html, summary, table
 
     made = summary.write_summary(results.folder)
-    html.write(results.folder)
+    html.write_report(results.folder)
     Console(stderr=True).print(table.comparison(made))
     typer.echo(f"results in {results.folder}: summary.json, rollouts.jsonl, report.html", err=True)
     if wandb_mode != "disabled":
