@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from requirements import needs
+from requirements import check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("envs/*.md"), *ROOT.glob("cluster/**/*.md")])
@@ -33,9 +33,9 @@ COMMANDS = [
 ]
 
 
-@needs("local")
 @pytest.mark.parametrize("program", [code for _, code in PROGRAMS], ids=[where for where, _ in PROGRAMS])
 def test_programs_run(program: str) -> None:
+    check("local")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

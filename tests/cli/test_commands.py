@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from requirements import needs
+from requirements import check
 
 
 def rayroll(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -53,8 +53,8 @@ def test_bad_input_gets_one_sentence_and_no_traceback(words: tuple[str, ...], an
     assert not done.stdout
 
 
-@needs("local")
 def test_run_plays_a_pack_and_ends_with_one_json_line(tmp_path: Path) -> None:
+    check("local")
     done = rayroll("run", "--pack", "hello_shell", "--substrate", "local", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from requirements import needs
+from requirements import check
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -49,6 +49,7 @@ def ray_node(env: dict[str, str], log: Path, *words: str) -> Iterator[None]:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Two nodes on this machine; yields the environment in which ``ray`` commands reach them."""
+    check("local")
     port, dashboard = free_port(), free_port()
     env = os.environ | {
         "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -87,7 +88,6 @@ def wait_for_dashboard(port: int, log: Path) -> None:
             return
 
 
-@needs("local")
 @pytest.mark.timeout(600)
 def test_the_readmes_job_runs_from_a_fresh_clone(cluster: dict[str, str], tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
