@@ -102,6 +102,7 @@ class _Attempt:
         self._asked_ns = asked_ns
         self._covered_ns = asked_ns
         """Everything up to here has a phase: what the driver does between two calls belongs to the next or the last."""
+        self._policy_ns = 0
         self._same_clock = link.info.clock_id == clock_id() != ""
         self._steps: list[Step] = []
         self._opened: Opened | None = None
@@ -126,15 +127,12 @@ class _Attempt:
 
     async def _episode(self) -> Grade:
         sample, config = self._sample, self._config
-        asked_ns, mark = self._recorder.now_ns(), self._recorder.mark()
         act = await self._first_act()
         while not act.submit:
             result = await self._exec(act)
-            self._step(act, result, asked_ns, mark)
             if len(self._steps) >= config.max_steps or self._elapsed_s() >= config.deadline_s:
                 self._truncated = True
                 break
-            asked_ns, mark = self._recorder.now_ns(), self._recorder.mark()
             act = await self._act(result)
         self._submitted = act.submit
         if not self._submitted and config.grade_on == "submit":
@@ -176,14 +174,19 @@ class _Attempt:
             seed=sample.seed,
         )
         self._cover("return")
+        asked_ns = self._covered_ns
         try:
             return await self._policy.act(turn)
         finally:
             self._cover("policy")
+            self._policy_ns = self._covered_ns - asked_ns
 
     async def _exec(self, act: Act) -> ExecResult:
         timeout_s = self._config.exec_timeout_s if act.timeout_s is None else act.timeout_s
+        start_ns, mark, policy_ns = self._covered_ns, self._recorder.mark(), self._policy_ns
         result: ExecResult = await self._ask(Exec(self._id, act.command, timeout_s), timeout_s + CALL_S)
+        phases_s = self._recorder.phases_s(start_ns, self._covered_ns, since=mark)
+        self._step(act, result, {"policy": policy_ns / 1e9, **phases_s})
         return result
 
     def _cover(self, phase: str) -> None:
@@ -211,7 +214,7 @@ class _Attempt:
             arrived_ns=done.arrived_ns,
         )
 
-    def _step(self, act: Act, result: ExecResult, asked_ns: int, mark: int) -> None:
+    def _step(self, act: Act, result: ExecResult, phases_s: Mapping[str, float]) -> None:
         digest = hashlib.sha256(f"{result.exit_code}\0".encode() + result.raw).hexdigest()
         self._steps.append(
             Step(
@@ -222,7 +225,7 @@ class _Attempt:
                 output_bytes=result.output_bytes,
                 output_digest=digest,
                 timing=result.timing,
-                phases_s=self._recorder.phases_s(asked_ns, self._recorder.now_ns(), since=mark),
+                phases_s=phases_s,
             )
         )
 
