@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import struct
 import time
 from collections import Counter, deque
@@ -18,11 +17,12 @@ from rayroll.config import Config
 from rayroll.errors import ClosedError, ConfigError
 from rayroll.metrics import Context, compute
 from rayroll.projection import worker_sample
+from rayroll.redact import redacted
 from rayroll.sinks import Sink
 from rayroll.timing import PHASES
 from rayroll.types import Rollout
 
-__all__ = ["WandbConfig", "WandbSink", "log_report", "read_history", "redacted"]
+__all__ = ["WandbConfig", "WandbSink", "log_report", "read_history"]
 
 logger = logging.getLogger(__name__)
 
@@ -281,29 +281,6 @@ def resolve_mode(asked: Mode | None) -> Mode:
         reason = str(error).split("\n")[0]
     logger.warning("W&B runs are kept offline: %s. Upload them later with `wandb sync`.", reason)
     return "offline"
-
-
-def redacted(values: Any) -> Any:
-    """A copy without what looks secret: text under a telling name, environments, and passwords in addresses."""
-    if isinstance(values, Mapping):
-        return {key: _REDACTED if _is_secret(str(key), value) else redacted(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [redacted(value) for value in values]
-    if isinstance(values, str):
-        return re.sub(r"(?<=://)[^/@\s]+@", f"{_REDACTED}@", values)
-    return values
-
-
-_REDACTED = "<redacted>"
-_SECRET_WORDS = {"auth", "authorization", "credential", "credentials", "passwd", "password", "secret", "token"}
-_SECRET_MAPPINGS = {"env", "environ", "environment", "headers", "tests_env"}
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    words = re.findall("[a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
-    if not isinstance(value, str):
-        return name.lower() in _SECRET_MAPPINGS and isinstance(value, Mapping)
-    return bool(_SECRET_WORDS.intersection(words)) or "".join(words).endswith("key")
 
 
 def _start_run(

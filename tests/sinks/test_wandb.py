@@ -24,7 +24,6 @@ from rayroll.sinks.wandb import (
     WandbSink,
     log_report,
     read_history,
-    redacted,
     resolve_mode,
     rollout_row,
 )
@@ -168,29 +167,6 @@ def test_a_mode_that_the_driver_cannot_use_is_refused(monkeypatch: pytest.Monkey
 
 
 # -- what is told ------------------------------------------------------------------------------------------------
-
-
-def test_what_looks_secret_never_leaves() -> None:
-    values = {
-        "api_key": "a",
-        "WANDB_API_KEY": "b",
-        "nested": [{"accessKey": "c", "auth_token": "d"}],
-        "policy": "https://user:e@example.com/v1",
-        "env": {"ANYTHING": "f"},
-        "max_tokens": 4096,
-        "tasks": "repo_fix",
-        "target_actions": 150,
-    }
-    assert redacted(values) == {
-        "api_key": "<redacted>",
-        "WANDB_API_KEY": "<redacted>",
-        "nested": [{"accessKey": "<redacted>", "auth_token": "<redacted>"}],
-        "policy": "https://<redacted>@example.com/v1",
-        "env": "<redacted>",
-        "max_tokens": 4096,
-        "tasks": "repo_fix",
-        "target_actions": 150,
-    }
 
 
 def test_a_spoilt_rollout_has_no_return_and_counts_as_not_valid() -> None:

@@ -1,0 +1,104 @@
+"""The comparison of substrates for a terminal, and as plain rows for whoever keeps tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rayroll.report import _format
+from rayroll.report.html import by_hours, equal_work_line, headline, target_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["comparison_table", "report_rows", "report_values"]
+
+
+def comparison_table(summary: Mapping[str, Any]) -> Table:
+    """One line per substrate: what a full run would take, what an action and a start cost, what failed.
+
+    Args:
+        summary: What ``summarize`` returned or ``summary.json`` holds.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=f"{headline(summary)}  ·  {target_line(summary)}",
+        caption=f"work: {equal_work_line(summary['equal_work'])}",
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1),
+        header_style="dim",
+    )
+    table.add_column("substrate", no_wrap=True)
+    for column in ("worker-hours", "95 %", "tax", "cold start", "overhead p50 / p95", "run vs ref.", "valid"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("failed")
+    for s in by_hours(summary["substrates"]):
+        worker = s["worker_hours"] or {}
+        interval = f"{_format.hours(worker['lo'])} – {_format.hours(worker['hi'])}" if worker.get("lo") else ""
+        failed = ", ".join(f"{count} {fault}" for fault, count in sorted(s["failures"].items()))
+        note = " floor" if s["is_floor"] else " ref." if s["is_reference"] else ""
+        name = Text(s["substrate"], style="bold").append(note, style="dim")
+        overhead = s["overhead_s"]
+        table.add_row(
+            name,
+            ("≈ " if worker.get("extrapolated") else "") + _format.hours(worker.get("hours")),
+            interval.replace(" h –", " –"),
+            _format.percent(tax_share(s)),
+            _format.seconds((s["cold_start_s"] or {}).get("p50")),
+            _format.several_seconds([overhead["p50"], overhead["p95"]]) if overhead else "–",
+            _format.ratio(s["slowdown_factor"]),
+            f"{s['valid']}/{s['n']}",
+            Text(failed, style="red"),
+            style="dim" if s["is_floor"] else "",
+        )
+    return table
+
+
+def report_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One plain row per substrate, with the same columns for all: for a W&B table or a CSV file."""
+    rows = []
+    for s in by_hours(summary["substrates"]):
+        worker, slots, overhead = s["worker_hours"] or {}, s["slot_hours"] or {}, s["overhead_s"] or {}
+        rows.append(
+            {
+                "substrate": s["substrate"],
+                "n": s["n"],
+                "valid": s["valid"],
+                "failures": ", ".join(f"{count} {fault}" for fault, count in sorted(s["failures"].items())),
+                "rung": s["rung"],
+                "worker_hours": worker.get("hours"),
+                "worker_hours_lo": worker.get("lo"),
+                "worker_hours_hi": worker.get("hi"),
+                "basis": worker.get("basis"),
+                "slot_hours": slots.get("hours"),
+                "cost": (s["cost"] or {}).get("hours"),
+                "tax_share": tax_share(s),
+                "slowdown_factor": s["slowdown_factor"],
+                "cold_start_s_p50": (s["cold_start_s"] or {}).get("p50"),
+                "first_action_s_p50": (s["first_action_s"] or {}).get("p50"),
+                "overhead_s_p50": overhead.get("p50"),
+                "overhead_s_p95": overhead.get("p95"),
+                "overhead_s_p99": overhead.get("p99"),
+            }
+        )
+    return rows
+
+
+def report_values(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The few numbers that a run is remembered by: spreads, and worker-hours per substrate."""
+    values = {f"spread/{k}": v["ratio"] for k, v in summary["spreads"].items() if isinstance(v, Mapping)}
+    for s in summary["substrates"]:
+        if s["worker_hours"]:
+            values[f"projection/worker_hours/{s['substrate']}"] = s["worker_hours"]["hours"]
+    return values
+
+
+def tax_share(substrate: Mapping[str, Any]) -> float | None:
+    """Infrastructure and slowdown as a share of projected worker-hours."""
+    worker = substrate["worker_hours"]
+    return 1 - substrate["parts"]["env"] / worker["hours"] if worker and worker["hours"] else None
