@@ -6,6 +6,7 @@ import pickle
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,12 @@ def test_every_phase_has_a_kind_a_meaning_and_a_place_in_the_timeline() -> None:
     assert all(phase.meaning for phase in PHASES.values())
     assert [p.name for p in PHASES.values() if p.kind == "env"] == ["run", "grade_run", "setup_run"]
     assert [p.name for p in PHASES.values() if p.kind == "policy"] == ["policy"]
+
+
+def test_the_table_in_docs_is_the_one_that_the_code_follows() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "timing.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{p.name}` | {p.kind} | {p.meaning} |" for p in PHASES.values()]
 
 
 # -- the recorder ------------------------------------------------------------------------------------------------
