@@ -16,7 +16,7 @@ from typing import Any
 
 import ray.util
 
-from rayroll.errors import ClosedError, InfraFailure, RayrollError, unknown_name
+from rayroll.errors import ClosedError, InfraFailure, RayrollError
 from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
     Close,
@@ -77,9 +77,9 @@ class NodeHost:
         self._lag_task = asyncio.get_running_loop().create_task(self._measure_lag())
         return HostInfo(socket.gethostname(), os.getpid(), clock_id(), dict(probe.facts))
 
-    async def add_tasks(self, tasks: Sequence[Task]) -> None:
-        """Make tasks known, before a message names them."""
-        self._tasks |= {task.id: task for task in tasks}
+    async def add_task(self, key: str, task: Task) -> None:
+        """Make a task known under a name, before a message uses it."""
+        self._tasks[key] = task
 
     async def listen(self) -> LineAddress:
         """Take one driver's direct line; then messages come and completions go by it, as long as it is up.
@@ -173,8 +173,10 @@ class NodeHost:
         session = self._sessions.get(message.session)
         if isinstance(message, Close):
             if session is not None:
-                await session.close()
-                self._sessions.pop(message.session, None)
+                try:
+                    await session.close()
+                finally:
+                    self._sessions.pop(message.session, None)
             return None
         if session is None:
             raise ClosedError("no such session in this host", session=message.session)
@@ -184,15 +186,13 @@ class NodeHost:
         return await session.grade(fingerprint=message.fingerprint)
 
     async def _open(self, message: Open) -> Opened:
-        task = self._tasks.get(message.task_id)
-        if task is None:
-            raise unknown_name("task", message.task_id, self._tasks)
         session = self._client.open(
-            task,
+            self._tasks[message.task],
             group_id=message.group_id,
             sample_index=message.sample_index,
             seed=message.seed,
             deadline_s=message.deadline_s,
+            trusted=message.trusted,
         )
         self._sessions[message.session] = session
         sandbox = await session.booted()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from rayroll.errors import HostLostError, RayrollError
 from rayroll.executor.host import NodeHost
@@ -39,24 +37,34 @@ async def remote_call(ref: Any, *, deadline_s: float, what: str) -> Any:
     Raises:
         HostLostError: The actor is gone, or did not answer in time (a stopped process raises nothing by itself).
         RayrollError: What the method raised.
+        RayTaskError: It raised something else, which is a bug.
     """
     try:
         async with asyncio.timeout(deadline_s):
             return await ref
+    except RayTaskError as error:  # first: Ray derives it from what the method raised, a TimeoutError for one
+        if isinstance(error.cause, RayrollError):
+            raise error.cause from None
+        if isinstance(error.cause, TaskCancelledError):
+            raise HostLostError("the call was cancelled in the host", call=what) from None
+        raise
     except TimeoutError:
         ray.cancel(ref)
         raise HostLostError("the host does not answer", call=what, deadline_s=deadline_s) from None
     except asyncio.CancelledError:
         ray.cancel(ref)  # Ray does not notice that its caller gave up
         raise
-    except RayActorError as error:
-        raise HostLostError("the host is gone", call=what, reason=str(error).splitlines()[0]) from None
-    except TaskCancelledError as error:
-        raise HostLostError("the call was cancelled in the host", call=what) from error
-    except RayTaskError as error:
-        if isinstance(error.cause, RayrollError):
-            raise error.cause from None
-        raise
+    except RayError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise HostLostError("the host is gone", call=what, reason=reason) from None
+
+
+class _Taught(NamedTuple):
+    """A task that a host knows, or is being told."""
+
+    task: Task
+    key: str
+    telling: asyncio.Task[Any]
 
 
 class HostLink:
@@ -70,15 +78,23 @@ class HostLink:
         self._ids = itertools.count(1)
         self._outbox: list[tuple[int, Message]] = []
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
-        self._known_tasks: set[str] = set()
+        self._taught: dict[str, list[_Taught]] = {}
         self._sender: asyncio.Task[None] | None = None
         self._pollers: list[asyncio.Task[None]] = []
-        self._lost: RayrollError | None = None
+        self._lost: Exception | None = None
         self._line: Line | None = None
         self.info: HostInfo
 
-    async def start(self, *, deadline_s: float = 120.0) -> HostInfo:
+    @property
+    def is_lost(self) -> bool:
+        """The host is gone, or no longer to be relied on: every call raises."""
+        return self._lost is not None
+
+    async def start(self, *, deadline_s: float = 300.0) -> HostInfo:
         """Create the actor and open its substrate.
+
+        Args:
+            deadline_s: Longest wait; the first start on a node may build the runner, which takes most of a minute.
 
         Raises:
             InfraFailure: The node cannot run the substrate, or the actor did not come up in time.
@@ -88,10 +104,10 @@ class HostLink:
         self._host = actor.remote(self._setup)
         try:
             self.info = await remote_call(self._host.start.remote(), deadline_s=deadline_s, what="start")
+            await self._open_line()
         except BaseException:
-            ray.kill(self._host)
+            self.abandon()
             raise
-        await self._open_line()
         # With a line, a poll brings nothing but the news that the host lives, or why it does not.
         loop = asyncio.get_running_loop()
         polls = POLLS if self._line is None else 1
@@ -115,12 +131,24 @@ class HostLink:
         lost = HostLostError("the connection to the host broke", node=self.info.node)
         asyncio.get_running_loop().call_later(REASON_S, self._fail, lost)
 
-    async def add_tasks(self, tasks: Sequence[Task]) -> None:
-        """Make tasks known to the host, each once."""
-        new = [task for task in tasks if task.id not in self._known_tasks]
-        if new:
-            await remote_call(self._host.add_tasks.remote(new), deadline_s=CALL_S, what="add_tasks")
-            self._known_tasks |= {task.id for task in new}
+    async def teach(self, task: Task) -> str:
+        """Make a task known to the host, once however many ask, and say what the host calls it.
+
+        Two tasks of one id are two tasks: somebody may have changed one between two runs.
+        """
+        versions = self._taught.setdefault(task.id, [])
+        taught = next((t for t in versions if t.task is task or t.task == task), None)
+        if taught is None:
+            key = f"{task.id}#{len(versions)}" if versions else task.id
+            call = remote_call(self._host.add_task.remote(key, task), deadline_s=CALL_S, what="add_task")
+            taught = _Taught(task, key, asyncio.get_running_loop().create_task(call, name=f"teach {key}"))
+            versions.append(taught)
+        try:
+            await asyncio.shield(taught.telling)
+        except HostLostError as error:
+            self._fail(error)  # nothing that needs this task could ever start here
+            raise
+        return taught.key
 
     async def call(self, message: Message, *, deadline_s: float) -> Completion:
         """Send one message and wait for its completion, whose ``error`` is not raised.
@@ -159,13 +187,25 @@ class HostLink:
         host, self._host = self._host, None
         if host is None:
             return
+        try:
+            if self._lost is None:
+                await remote_call(host.close.remote(), deadline_s=deadline_s, what="close")
+        except (HostLostError, RayTaskError) as error:
+            logger.warning("the host did not free its sandboxes, their leases will: %s", error)
+        finally:
+            self._host = host
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the host without asking it; its sandboxes are left to their leases. Idempotent."""
+        host, self._host = self._host, None
+        if host is None:
+            return
         if self._line is not None:
             self._line.close()
-        for task in [*self._pollers, *([self._sender] if self._sender else [])]:
+        telling = [taught.telling for versions in self._taught.values() for taught in versions]
+        for task in (*self._pollers, *([self._sender] if self._sender else []), *telling):
             task.cancel()
-        await asyncio.gather(*self._pollers, return_exceptions=True)
-        with contextlib.suppress(HostLostError):
-            await remote_call(host.close.remote(), deadline_s=deadline_s, what="close")
         ray.kill(host)
         self._fail(HostLostError("the host was closed"))
 
@@ -174,7 +214,7 @@ class HostLink:
             while self._outbox:
                 batch, self._outbox = self._outbox, []
                 await remote_call(self._host.submit.remote(batch), deadline_s=CALL_S, what="submit")
-        except RayrollError as error:
+        except Exception as error:  # whoever waits must hear of it, a bug included
             self._fail(error)
         finally:
             self._sender = None
@@ -192,10 +232,10 @@ class HostLink:
                 )
                 for completion in told:
                     self._answered(completion)
-        except RayrollError as error:
+        except Exception as error:  # whoever waits must hear of it, a bug included
             self._fail(error)
 
-    def _fail(self, error: RayrollError) -> None:
+    def _fail(self, error: Exception) -> None:
         if self._lost is None:
             self._lost = error
         for answer in self._waiting.values():

@@ -52,11 +52,15 @@ class Open:
     """Start a session for a task the host knows. Answered with ``Opened`` when its sandbox is up."""
 
     session: str
-    task_id: str
+    task: str
+    """What the host calls it, as ``HostLink.teach`` said."""
     seed: int | None
     group_id: str | None
     sample_index: int
-    deadline_s: float
+    deadline_s: float | None
+    """None: the task's own."""
+    trusted: bool
+    """Its commands come from rayroll's own scripted policies."""
 
 
 @dataclass(frozen=True, slots=True)
