@@ -1,6 +1,6 @@
-"""What a test needs of this machine: it is skipped with the reason and the way out, or fails where it was required.
+"""What a test needs from this machine: probed for real, once, and answered with a skip that says what would fix it.
 
-``RAYROLL_REQUIRE=local,docker`` names what must be there; CI sets it, so that a suite cannot go quietly green.
+``RAYROLL_REQUIRE=docker,local`` turns those skips into failures, so that a suite cannot go quietly green.
 """
 
 from __future__ import annotations
@@ -8,35 +8,58 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from rayroll.errors import RayrollError
 from rayroll.substrates import Probe, load
 
-__all__ = ["is_required", "needs", "probe"]
+TESTBED_ENV = Path("/run/rayroll-testbed/env.sh")
 
 
-def needs(kind: str) -> pytest.MarkDecorator:
-    """Marks a test that needs a substrate. Where it is required and cannot run, the test fails with the reason."""
+def check(kind: str) -> None:
+    """Skip the running test where a substrate does not work; fail where ``RAYROLL_REQUIRE`` names it."""
     found = probe(kind)
-    if found.ok or is_required(kind):
-        mark: pytest.MarkDecorator = getattr(pytest.mark, kind)
-        return mark
-    way_out = f"; to have it: {found.fix}" if found.fix else ""
-    return pytest.mark.skip(reason=f"needs {kind}: {found.reason}{way_out}")
+    if found.ok:
+        return
+    message = f"{kind}: {found.reason}" + (f"; fix: {found.fix}" if found.fix else "")
+    if kind in os.environ.get("RAYROLL_REQUIRE", "").split(","):
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
 
 
-def is_required(kind: str) -> bool:
-    """Whether ``RAYROLL_REQUIRE`` names it."""
-    return kind in os.environ.get("RAYROLL_REQUIRE", "").split(",")
+def needs(kind: str) -> Callable[[], Iterator[None]]:
+    """An autouse fixture for a test module: ``needs_docker = needs("docker")``."""
+
+    def fixture() -> Iterator[None]:
+        check(kind)
+        yield
+
+    return pytest.fixture(autouse=True, scope="module", name=f"needs_{kind}")(fixture)
 
 
 @functools.cache
 def probe(kind: str) -> Probe:
-    """What the substrate itself says about this machine; asked once."""
-    try:
-        found = load(kind)
-        return asyncio.run(found(found.config_type()).probe())
-    except RayrollError as error:
-        return Probe(False, str(error), str(error.facts.get("fix", "")))
+    """Whether a substrate works on this machine, asked once."""
+    use_testbed()
+    substrate = load(kind)
+    found: list[Probe] = []
+
+    def ask() -> None:
+        found.append(asyncio.run(substrate(substrate.config_type()).probe()))
+
+    # In a thread of its own: the caller may be on an event loop.
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join()
+    return found[0]
+
+
+def use_testbed() -> None:
+    """Point this process at the test bed's engine where it is up and nothing else is set."""
+    if TESTBED_ENV.exists():
+        for line in TESTBED_ENV.read_text().splitlines():
+            name, _, value = line.removeprefix("export ").partition("=")
+            os.environ.setdefault(name, value.strip("'\""))

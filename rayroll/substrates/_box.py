@@ -43,11 +43,11 @@ class Box:
     (``_pending``), and cleaning up waits for it first.
     """
 
-    def __init__(self, remains: Remains, threads: Executor, uid: int, cgroups: Cgroups | None) -> None:
+    def __init__(self, remains: Remains, site: Site, threads: Executor, uid: int, cgroups: Cgroups | None) -> None:
         if cgroups is not None:
             remains = replace(remains, cgroups=cgroups.paths(remains.id))
         self.remains = remains
-        self.site = Site({})
+        self.site = site
         self.channel: StreamChannel | None = None
         self.on_end: Callable[[str], None] = lambda cause: None
         """Called once with the cause of death, after everything is freed."""

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rayroll.errors import ConfigError, DiskFullError, EngineDownError, ImageError, RayrollError, SubstrateError
+from rayroll.substrates import Lease
 from rayroll.substrates._attach import EngineAnswer
 from rayroll.substrates._endpoint import Endpoint
 
-__all__ = ["Engine", "down", "is_status", "translated"]
+__all__ = ["LEASE", "OWNER", "RUN", "Engine", "down", "is_status", "labels_of", "translated"]
 
 T = TypeVar("T")
 
+RUN, OWNER, LEASE = "rayroll.run", "rayroll.owner", "rayroll.lease"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
 HELLO_TIMEOUT_S = 5
 
@@ -67,6 +69,11 @@ class Engine:
         """Let the threads and connections go, after the calls under way."""
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._api.close)
+
+
+def labels_of(lease: Lease) -> dict[str, str]:
+    """What everything on an engine carries from the moment it exists, helpers as well."""
+    return {RUN: lease.run_id, OWNER: lease.owner, LEASE: f"{lease.duration_s:g}"}
 
 
 async def _knock(endpoint: Endpoint) -> None:

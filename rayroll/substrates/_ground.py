@@ -8,16 +8,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rayroll.errors import ConfigError, EngineDownError, ImageError, SubstrateError
-from rayroll.substrates import SandboxSpec
+from rayroll.substrates import Lease, SandboxSpec
 from rayroll.substrates import _pytools as pytools
 from rayroll.substrates._cache import Held, Store, can_reach
+from rayroll.substrates._endpoint import Endpoint
 from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._rootfs import Exporter, image_system
 from rayroll.substrates._system import System, host_system, with_python
@@ -33,7 +34,10 @@ T = TypeVar("T")
 class Site:
     """What one sandbox was given. Release it when the sandbox is gone."""
 
-    phases_s: dict[str, float]
+    lease: Lease
+    cover_engine: Callable[[Endpoint], Awaitable[None]]
+    """Has the reaper look after this lease's containers there: exporting takes one, for as long as it lasts."""
+    phases_s: dict[str, float] = field(default_factory=dict)
     taking: list[asyncio.Future[Held]] = field(default_factory=list)
     was_absent: bool = False
     """Its root filesystem had to be fetched."""
@@ -104,12 +108,14 @@ class Ground:
 
     async def _on_image(self, spec: SandboxSpec, site: Site) -> System:
         rootfs, site.was_absent = await self._exporter.resolve(spec, site.phases_s)
+        if self._exporter.endpoint is not None:
+            await site.cover_engine(self._exporter.endpoint)
         loop = asyncio.get_running_loop()
         owner = self._uid if os.geteuid() == 0 else None
 
         def export(folder: Path) -> None:
             # The store builds in a thread; the exporter's connection lives on the loop.
-            asyncio.run_coroutine_threadsafe(self._exporter.export(rootfs, folder, owner), loop).result()
+            asyncio.run_coroutine_threadsafe(self._exporter.export(rootfs, folder, owner, site.lease), loop).result()
             site.was_absent = True
 
         start_s = time.monotonic()

@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 6
 """Attempts of a pull that the registry puts off."""
-FIRST_PAUSE_S = 1.0
 LOG_TAIL_LINES = 30
 PUT_OFF = ("toomanyrequests", "429", "too many requests", "timeout", "tls handshake", "eof", "connection reset")
 """In the engine's words: the registry asks for patience, or stumbled."""
@@ -65,11 +64,20 @@ class Image:
 class Images:
     """Pulls and builds."""
 
-    def __init__(self, engine: Engine, locks: Path, *, mirror: str | None, pull_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        locks: Path,
+        *,
+        mirror: str | None = None,
+        pull_timeout_s: float = 900.0,
+        first_pause_s: float = 1.0,
+    ) -> None:
         self._engine = engine
         self._locks = locks
         self._mirror = mirror
         self._pull_timeout_s = pull_timeout_s
+        self._first_pause_s = first_pause_s
         self._flights: SingleFlight[Image] = SingleFlight()
 
     async def ensure(self, spec: SandboxSpec, plain_image: str, phases_s: dict[str, float]) -> tuple[Image, bool]:
@@ -142,7 +150,7 @@ class Images:
         return found
 
     async def _pull_patiently(self, name: str) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = self._first_pause_s
         for attempt in range(1, PATIENCE + 1):
             try:
                 async with asyncio.timeout(self._pull_timeout_s):

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayroll.substrates import Lease
+from rayroll.substrates._endpoint import Endpoint
+
 __all__ = ["Reaper", "Watches", "reaper"]
 
 logger = logging.getLogger(__name__)
@@ -109,12 +112,27 @@ class Watches:
         self._leases_s: dict[str, float] = {}
         self._asking = asyncio.Lock()
 
-    async def cover(self, key: str, order: Mapping[str, Any]) -> None:
-        """Have it looked after from now on; returns at once when it is already.
+    async def cover_folder(self, base: Path, lease: Lease) -> None:
+        """Have this lease's local sandboxes looked after from now on; returns at once when they are already.
 
         Raises:
             OSError: The reaper could not be started.
         """
+        await self._cover(f"local {base}", {"sweep": "local", "base": str(base)}, lease)
+
+    async def cover_engine(self, endpoint: Endpoint, lease: Lease) -> None:
+        """The same for what carries this lease's labels on an engine."""
+        order = {
+            "sweep": "docker",
+            "url": endpoint.url,
+            "tls_folder": str(endpoint.tls_folder) if endpoint.tls_folder else None,
+            "tls_verify": endpoint.tls_verify,
+        }
+        await self._cover(f"docker {endpoint.url}", order, lease)
+
+    async def _cover(self, place: str, order: Mapping[str, Any], lease: Lease) -> None:
+        key = f"{place} {lease.run_id} {lease.owner}"
+        order = {**order, "run": lease.run_id, "owner": lease.owner, "lease_s": lease.duration_s}
         async with self._asking:
             if self._leases_s.get(key, -1.0) < order["lease_s"]:
                 await asyncio.to_thread(reaper().watch, key, self, order)

@@ -23,10 +23,12 @@ from typing import Any
 
 from rayroll.errors import EngineDownError, ImageError
 from rayroll.runner.build import cache_dir
-from rayroll.substrates import SandboxSpec
+from rayroll.substrates import Lease, SandboxSpec
 from rayroll.substrates import _endpoint as endpoints
-from rayroll.substrates._engine import Engine
+from rayroll.substrates._endpoint import Endpoint
+from rayroll.substrates._engine import Engine, labels_of
 from rayroll.substrates._images import Images, tag_of
+from rayroll.substrates._shield import finish
 from rayroll.substrates._system import PATH, System, layout
 
 __all__ = ["Exporter", "Rootfs", "image_system"]
@@ -92,16 +94,22 @@ class Exporter:
         await asyncio.to_thread(self._remember, name, rootfs)
         return rootfs, was_absent
 
-    async def export(self, rootfs: Rootfs, folder: Path, owner: int | None) -> None:
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The engine, once it was needed."""
+        return self._parts[0].endpoint if self._parts else None
+
+    async def export(self, rootfs: Rootfs, folder: Path, owner: int | None, lease: Lease) -> None:
         """Write the image's files into an empty folder.
 
         Args:
             rootfs: From ``resolve``.
             folder: Gets them.
             owner: The user they shall belong to; None: this process's.
+            lease: Whose labels the container has that the engine exports from.
         """
         engine, _ = await self._opened()
-        await engine.call(_export, rootfs.image_id, folder, owner)
+        await finish(engine.call(_export, rootfs.image_id, folder, owner, lease))
 
     async def close(self) -> None:
         """Let the engine go. Idempotent."""
@@ -119,7 +127,7 @@ class Exporter:
                 except EngineDownError as error:
                     self._down = time.monotonic() + RETRY_ENGINE_S, error
                     raise
-                images = Images(engine, cache_dir() / "locks", mirror=self._mirror, pull_timeout_s=900.0)
+                images = Images(engine, cache_dir() / "locks", mirror=self._mirror)
                 self._parts = engine, images
             return self._parts
 
@@ -140,8 +148,8 @@ class Exporter:
         return self._names / hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _export(api: Any, image_id: str, folder: Path, owner: int | None) -> None:
-    container = api.create_container(image_id, ["-"], entrypoint=["-"], labels={"rayroll.helper": "export"})["Id"]
+def _export(api: Any, image_id: str, folder: Path, owner: int | None, lease: Lease) -> None:
+    container = api.create_container(image_id, ["-"], entrypoint=["-"], labels=labels_of(lease))["Id"]
     try:
         stream = io.BufferedReader(_Chunks(api.export(container, chunk_size=1 << 20)), 1 << 20)
         unpack(stream, folder, owner)

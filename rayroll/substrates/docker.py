@@ -28,7 +28,7 @@ from rayroll.substrates import Channel, Lease, Probe, Sandbox, SandboxRef, Sandb
 from rayroll.substrates import _endpoint as endpoints
 from rayroll.substrates._attach import AttachChannel, attach
 from rayroll.substrates._budget import ImageBudget
-from rayroll.substrates._engine import Engine, is_status, translated
+from rayroll.substrates._engine import LEASE, OWNER, RUN, Engine, is_status, labels_of, translated
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._images import Image, Images
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "/.rayroll"
 RUNNER = f"{FOLDER}/runner"
-RUN, OWNER, LEASE = "rayroll.run", "rayroll.owner", "rayroll.lease"
 ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL")
 """What root in an image needs for its own files and for becoming another user; without them it cannot write a folder of
 uid 1000. Images with a user of their own get none."""
@@ -67,6 +66,8 @@ class DockerConfig(SubstrateConfig):
     no limit. Images that were there before are never removed."""
     pull_timeout_s: float = 900.0
     """Longest pull of one image."""
+    pull_pause_s: float = 1.0
+    """First pause when a registry asks for patience (429); each further one is twice as long, give or take a half."""
     control_threads: int = Field(default=16, ge=1)
     """Calls to the engine at the same time."""
     call_timeout_s: float = 120.0
@@ -106,7 +107,11 @@ class DockerSubstrate(Substrate):
     async def open(self) -> None:
         engine = await self._connect()
         images = Images(
-            engine, cache_dir() / "locks", mirror=self.config.mirror, pull_timeout_s=self.config.pull_timeout_s
+            engine,
+            cache_dir() / "locks",
+            mirror=self.config.mirror,
+            pull_timeout_s=self.config.pull_timeout_s,
+            first_pause_s=self.config.pull_pause_s,
         )
         events = Events(engine.endpoint, self._on_death)
         events.start()
@@ -159,13 +164,14 @@ class DockerSubstrate(Substrate):
         phases_s: dict[str, float] = {}
         image, was_absent = await images.ensure(spec, self.config.plain_image, phases_s)
         await self._budget.used(image.name, was_absent=was_absent)
-        await self._cover(lease)
+        await self._watches.cover_engine(self._engine.endpoint, lease)
+        volume = await self._runner_volume(image, lease, phases_s)
         name = f"rayroll-{secrets.token_hex(8)}"
         calls: list[asyncio.Future[Any]] = []
         async with self._starting:
             try:
                 async with asyncio.timeout(self.config.create_timeout_s):
-                    container_id, channel = await self._start(name, image, spec, lease, calls, phases_s)
+                    container_id, channel = await self._start(name, image, spec, lease, volume, calls, phases_s)
             except TimeoutError:
                 await self._undo(name, calls)
                 raise StartTimeoutError(
@@ -186,22 +192,6 @@ class DockerSubstrate(Substrate):
             facts={**self._engine.facts, "image": image.id, "name": name},
         )
 
-    async def _cover(self, lease: Lease) -> None:
-        """A container that is created and not started outlives everybody; only the reaper sees to it then."""
-        endpoint = self._engine.endpoint
-        await self._watches.cover(
-            f"docker {endpoint.url} {lease.run_id} {lease.owner}",
-            {
-                "sweep": "docker",
-                "url": endpoint.url,
-                "tls_folder": str(endpoint.tls_folder) if endpoint.tls_folder else None,
-                "tls_verify": endpoint.tls_verify,
-                "run": lease.run_id,
-                "owner": lease.owner,
-                "lease_s": lease.duration_s,
-            },
-        )
-
     def _check(self, spec: SandboxSpec) -> None:
         in_memory_mib = sum(self.config.tmpfs_mib.values())
         if in_memory_mib >= spec.memory_mib:
@@ -218,6 +208,7 @@ class DockerSubstrate(Substrate):
         image: Image,
         spec: SandboxSpec,
         lease: Lease,
+        volume: str,
         calls: list[asyncio.Future[Any]],
         phases_s: dict[str, float],
     ) -> tuple[str, AttachChannel]:
@@ -227,7 +218,6 @@ class DockerSubstrate(Substrate):
             return cast(T, await asyncio.shield(calls[-1]))
 
         start_s = time.monotonic()
-        volume = await self._runner_volume(image)
         container_id = await call(lambda api: _create(api, name, image, spec, lease, volume, self.config))
         created_s = time.monotonic()
         with translated(self._engine.endpoint):
@@ -251,11 +241,15 @@ class DockerSubstrate(Substrate):
         """
 
         async def undo() -> None:
-            if calls:
-                await asyncio.wait(calls)
-            for call in calls:
-                call.cancelled() or call.exception()
+            waiting = set(calls)
+            if waiting:
+                _, waiting = await asyncio.wait(waiting, timeout=UNDO_PATIENCE_S / 3)
             await self._remove(name)
+            if waiting:  # a call that hung may still make it
+                await asyncio.wait(waiting)
+                await self._remove(name)
+            for call in calls:
+                call.cancelled() or call.exception()  # mark as seen
 
         task = asyncio.ensure_future(undo())
         self._undoing.add(task)
@@ -267,7 +261,7 @@ class DockerSubstrate(Substrate):
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("a half-made container was not removed, its lease or the reaper will do it: %s", error)
 
-    async def _runner_volume(self, image: Image) -> str:
+    async def _runner_volume(self, image: Image, lease: Lease, phases_s: dict[str, float]) -> str:
         """The volume that holds the runner for this CPU, filled once per engine.
 
         Mounted read-only into every container. Putting the file into each container instead takes 64 of the 316 ms
@@ -275,14 +269,16 @@ class DockerSubstrate(Substrate):
         """
         machine = image.machine or self._engine.machine
         if machine not in self._volumes:
-            self._volumes[machine] = await self._filling(machine, functools.partial(self._fill_volume, machine, image))
+            self._volumes[machine] = await self._filling(
+                machine, functools.partial(self._fill_volume, machine, image, lease)
+            )
         return self._volumes[machine]
 
-    async def _fill_volume(self, machine: str, image: Image) -> str:
+    async def _fill_volume(self, machine: str, image: Image, lease: Lease) -> str:
         path = await asyncio.to_thread(runner_path, machine)
         content = await asyncio.to_thread(path.read_bytes)
         volume = f"rayroll-{path.name}"
-        await self._engine.call(lambda api: _fill(api, volume, image.id, content))
+        await finish(self._engine.call(_fill, volume, image.id, content, lease))
         return volume
 
     async def reopen(self, ref: SandboxRef) -> Channel:
@@ -406,13 +402,11 @@ def _create(
     return str(api.create_container_from_config(container, name)["Id"])
 
 
-def _fill(api: Any, volume: str, image_id: str, content: bytes) -> None:
+def _fill(api: Any, volume: str, image_id: str, content: bytes, lease: Lease) -> None:
     """Put the runner into its volume, by way of a container that is never started; nothing when it is there."""
     api.create_volume(volume, labels={"rayroll.runner": source_digest()})
     host = api.create_host_config(binds={volume: {"bind": FOLDER, "mode": "rw"}}, network_mode="none")
-    helper = api.create_container(
-        image_id, ["-"], entrypoint=[RUNNER], host_config=host, labels={"rayroll.helper": source_digest()}
-    )["Id"]
+    helper = api.create_container(image_id, ["-"], entrypoint=[RUNNER], host_config=host, labels=labels_of(lease))["Id"]
     try:
         with contextlib.suppress(Exception):  # 404 when it is empty, in whichever words
             _, found = api.get_archive(helper, RUNNER)

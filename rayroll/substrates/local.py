@@ -25,7 +25,7 @@ from rayroll.substrates._box import Box
 from rayroll.substrates._bwrap import Bubblewrap, find
 from rayroll.substrates._cache import Store, user_cache
 from rayroll.substrates._cgroup import Cgroups
-from rayroll.substrates._ground import Ground
+from rayroll.substrates._ground import Ground, Site
 from rayroll.substrates._leftovers import Remains
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._rootfs import Exporter
@@ -71,7 +71,6 @@ class LocalSubstrate(Substrate):
     def __init__(self, config: LocalConfig) -> None:
         super().__init__(config)
         self.config: LocalConfig = config
-        self._base = config.folder or leftovers.base_dir()
         self._uid = config.sandbox_uid if os.geteuid() == 0 else os.geteuid()
         self._starting = asyncio.Semaphore(config.max_starting)
         self._boxes: dict[str, Box] = {}
@@ -86,16 +85,23 @@ class LocalSubstrate(Substrate):
         self._node = await asyncio.get_running_loop().run_in_executor(threads, self._look_around, threads)
 
     def _look_around(self, threads: ThreadPoolExecutor) -> _Node:
-        leftovers.make_base(self._base)
+        base = self.config.folder or leftovers.base_dir()
+        leftovers.make_base(base)
         store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20)
         exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
         return _Node(
+            base=base,
             threads=threads,
             bubblewrap=Probe(False, "isolation is off") if self.config.isolation == "none" else find(self._uid),
             cgroups=Cgroups.detect() if os.geteuid() == 0 else None,
             ground=Ground(self.config.rootfs, store, exporter, threads, self._uid),
-            runner=_reachable_runner(self._base),
+            runner=_reachable_runner(base),
         )
+
+    def _opened(self) -> _Node:
+        if self._node is None:
+            raise ClosedError("the local substrate is not open")
+        return self._node
 
     async def close(self) -> None:
         if self._node is None:
@@ -131,16 +137,15 @@ class LocalSubstrate(Substrate):
     # life of a sandbox
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
-        if self._node is None:
-            raise ClosedError("the local substrate is not open")
-        bubblewrap = self._isolation_for(spec, self._node)
-        box = self._new_box(lease, self._node, isolated=bubblewrap is not None)
+        node = self._opened()
+        bubblewrap = self._isolation_for(spec, node)
+        box = self._new_box(lease, node, isolated=bubblewrap is not None)
         try:
-            await self._cover(lease)
-            system = await self._node.ground.prepare(spec, box.site, isolated=bubblewrap is not None)
+            await self._watches.cover_folder(node.base, lease)
+            system = await node.ground.prepare(spec, box.site, isolated=bubblewrap is not None)
             async with self._starting:
                 async with asyncio.timeout(self.config.create_timeout_s):
-                    await self._start(box, spec, lease, system, bubblewrap, self._node.runner)
+                    await self._start(box, spec, lease, system, bubblewrap, node.runner)
         except BaseException as error:
             await finish(box.clean("never started"))
             typed = _typed(error, self.config.create_timeout_s)
@@ -181,9 +186,10 @@ class LocalSubstrate(Substrate):
             host_pid=os.getpid(),
             host_started_at=leftovers.started_at(os.getpid()) or 0,
             isolated=isolated,
-            folder=str(self._base / name),
+            folder=str(node.base / name),
         )
-        box = self._boxes[name] = Box(remains, node.threads, self._uid, node.cgroups if isolated else None)
+        site = Site(lease, functools.partial(self._watches.cover_engine, lease=lease))
+        box = self._boxes[name] = Box(remains, site, node.threads, self._uid, node.cgroups if isolated else None)
         box.on_end = functools.partial(self._forget, name)
         return box
 
@@ -192,11 +198,6 @@ class LocalSubstrate(Substrate):
         self._causes[name] = cause
         while len(self._causes) > CAUSES_KEPT:
             del self._causes[next(iter(self._causes))]
-
-    async def _cover(self, lease: Lease) -> None:
-        base, run, owner = str(self._base), lease.run_id, lease.owner
-        order = {"sweep": "local", "base": base, "run": run, "owner": owner, "lease_s": lease.duration_s}
-        await self._watches.cover(f"local {base} {run} {owner}", order)
 
     async def _start(
         self, box: Box, spec: SandboxSpec, lease: Lease, system: System, bubblewrap: Bubblewrap | None, runner: Path
@@ -221,14 +222,14 @@ class LocalSubstrate(Substrate):
         return await box.reopen()
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
-        return await asyncio.to_thread(_refs, self._base, labels)
+        return await asyncio.to_thread(_refs, self._opened().base, labels)
 
     async def destroy(self, ref: SandboxRef) -> None:
         box = self._boxes.get(ref.id)
         if box is not None:
             await finish(box.clean("destroyed"))
         else:
-            await finish(asyncio.to_thread(_remove, self._base, ref.id))
+            await finish(asyncio.to_thread(_remove, self._opened().base, ref.id))
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
         box = self._boxes.get(ref.id)
@@ -241,6 +242,8 @@ class LocalSubstrate(Substrate):
 class _Node:
     """What was found on this node when the substrate was opened."""
 
+    base: Path
+    """Folder of all sandboxes."""
     threads: ThreadPoolExecutor
     bubblewrap: Bubblewrap | Probe
     cgroups: Cgroups | None
