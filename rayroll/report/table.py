@@ -11,10 +11,10 @@ from rayroll.report.html import by_hours, equal_work_line, headline, target_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["comparison_table", "report_rows", "report_values"]
+__all__ = ["comparison", "report_rows", "report_values"]
 
 
-def comparison_table(summary: Mapping[str, Any]) -> Table:
+def comparison(summary: Mapping[str, Any]) -> Table:
     """One line per substrate: what a full run would take, what an action and a start cost, what failed.
 
     Args:

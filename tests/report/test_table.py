@@ -13,7 +13,7 @@ from rich.console import Console
 from rayroll.errors import Failure
 from rayroll.report.results import Results
 from rayroll.report.summary import summarize
-from rayroll.report.table import comparison_table, report_rows, report_values
+from rayroll.report.table import comparison, report_rows, report_values
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def summary() -> dict[str, Any]:
 
 def text_of(summary: dict[str, Any], width: int = 110) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(comparison_table(summary))
+    Console(file=out, width=width).print(comparison(summary))
     return out.getvalue()
 
 
