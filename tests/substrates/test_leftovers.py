@@ -1,0 +1,102 @@
+"""What a local sandbox leaves on disk: found by its labels, and removed however an agent arranged it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rayroll.substrates import _leftovers as leftovers
+from rayroll.substrates._leftovers import Remains
+
+
+def remains(folder: Path, **fields: object) -> Remains:
+    base = Remains(folder.name, "run", "host", 5.0, time.time(), os.getpid(), leftovers.started_at(os.getpid()) or 0)
+    made = replace(base, folder=str(folder), **fields)  # type: ignore[arg-type]
+    folder.mkdir()
+    made.write()
+    return made
+
+
+def test_sandboxes_are_found_by_run_and_owner(tmp_path: Path) -> None:
+    remains(tmp_path / "a")
+    remains(tmp_path / "b", run_id="other")
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / "state.json").write_text("{")
+    assert [r.id for r in leftovers.find(tmp_path, {"run": "run", "owner": "host"})] == ["a"]
+    assert [r.id for r in leftovers.find(tmp_path, {})] == ["a", "b"]
+    assert list(leftovers.find(tmp_path, {"colour": "red"})) == []
+    assert list(leftovers.find(tmp_path / "none", {})) == []
+
+
+def test_its_state_follows_its_process_and_its_host(tmp_path: Path) -> None:
+    made = remains(tmp_path / "a")
+    assert made.state == "starting"
+    assert replace(made, host_started_at=1).state == "dead"
+    assert made.with_process(os.getpid()).state == "running"
+    assert replace(made.with_process(os.getpid()), pid_started_at=1).state == "dead"
+
+
+def test_removing_kills_the_process_and_what_it_started(tmp_path: Path) -> None:
+    # Not isolated: asked first, so that it can end what it started.
+    script = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        leftovers.remove(remains(tmp_path / "a", isolated=False).with_process(process.pid))
+        assert process.wait() == 7
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        made = replace(remains(tmp_path / "a").with_process(process.pid), pid_started_at=1)
+        leftovers.remove(made)
+        assert process.poll() is None
+        process.kill()
+
+
+def test_a_tree_that_an_agent_arranged_is_removed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    made = remains(tmp_path / "a")
+    root = Path(made.folder) / "root"
+    root.mkdir()
+    (root / "link").symlink_to(outside)
+    (root / "-rf").write_text("")
+    (root / "new\nline").write_text("")
+    locked = root / "locked"
+    (locked / "inner").mkdir(parents=True)
+    locked.chmod(0)
+    leftovers.remove(made)
+    assert not Path(made.folder).exists()
+    assert (outside / "precious").read_text() == "kept"
+
+
+def test_a_thousand_nested_folders_are_removed(tmp_path: Path) -> None:
+    made = remains(tmp_path / "a")
+    subprocess.run(
+        ["sh", "-c", 'cd "$1"; for i in $(seq 1500); do mkdir d && cd d || exit 1; done', "sh", made.folder], check=True
+    )
+    leftovers.remove(made)
+    assert not Path(made.folder).exists()
+
+
+def test_a_base_folder_that_somebody_else_may_write_to_is_refused(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    leftovers.make_base(base)
+    assert base.stat().st_mode & 0o777 == 0o711
+    base.chmod(0o777)
+    with pytest.raises(PermissionError):
+        leftovers.make_base(base)
+    link = tmp_path / "link"
+    link.symlink_to(base)
+    with pytest.raises(PermissionError):
+        leftovers.make_base(link)
