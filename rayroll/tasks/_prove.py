@@ -12,8 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,9 @@ class Prover:
             printed = ""
             if solve:
                 printed = self._solve(task, Path(scratch), root, env)
-            with _extracted(task.tests, Path(scratch) / "tests") as tests:
-                binds = {"/tests": tests, "/logs": logs}
-                _, output = self._run(
-                    ["sh", "/tests/test.sh"], task, root, binds, env | dict(task.tests_env), task.grade_timeout_s
-                )
+            binds = {"/tests": _extracted(task.tests, Path(scratch) / "tests"), "/logs": logs}
+            env |= task.tests_env
+            _, output = self._run(["sh", "/tests/test.sh"], task, root, binds, env, task.grade_timeout_s)
             return Verdict(_reward(logs), (printed + output)[-_OUTPUT_CHARS:], _report(logs))
 
     def prove(self, task: Task, rounds: int = 5) -> Verdict:
@@ -111,15 +108,9 @@ class Prover:
 
     def _solve(self, task: Task, scratch: Path, root: Path, env: Mapping[str, str]) -> str:
         assert task.solution is not None
-        with _extracted(task.solution, scratch / "solution") as solution:
-            code, output = self._run(
-                ["sh", "/solution/solve.sh"],
-                task,
-                root,
-                {"/solution": solution},
-                {**env, **task.env, **task.solution_env},
-                task.agent_timeout_s,
-            )
+        binds = {"/solution": _extracted(task.solution, scratch / "solution")}
+        variables = {**env, **task.env, **task.solution_env}
+        code, output = self._run(["sh", "/solution/solve.sh"], task, root, binds, variables, task.agent_timeout_s)
         if code != 0:
             raise TaskError("the known fix itself fails", task=task.id, exit_code=code, output=output[-2000:])
         return output
@@ -185,11 +176,10 @@ def _copy(source: Path, target: Path, *, into: bool) -> None:
     shutil.copy2(source, destination)
 
 
-@contextmanager
-def _extracted(tree: FileTree, target: Path) -> Iterator[Path]:
+def _extracted(tree: FileTree, target: Path) -> Path:
     target.mkdir()
     tree.extract(target)
-    yield target
+    return target
 
 
 def _read_only(path: Path) -> list[str]:
