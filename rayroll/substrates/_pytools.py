@@ -46,7 +46,8 @@ def build(folder: Path, requirements: Iterable[str]) -> None:
     site.mkdir(parents=True)
     binaries.mkdir()
     python = PREFIX / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (folder / "pyvenv.cfg").write_text(f"home = {PREFIX / 'bin'}\nversion = {sys.version.split()[0]}\n")
+    settings = {"home": PREFIX / "bin", "include-system-site-packages": "false", "version": sys.version.split()[0]}
+    (folder / "pyvenv.cfg").write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
     for name in ("python", "python3", python.name):
         (binaries / name).symlink_to(python)
     found = _installed(wanted)
