@@ -63,7 +63,9 @@ static void poll_once(int timeout_ms) {
     }
     for (size_t i = 0; i < watch_count; i++)
         if (watches[i].fd >= 0 && watches[i].events) fds[n++] = (struct pollfd){watches[i].fd, watches[i].events, 0};
-    if (poll(fds, n, timeout_ms) <= 0) return;
+    int ready = poll(fds, n, timeout_ms);
+    if (ready < 0 && errno == EINVAL) stopping = true; /* somebody took our RLIMIT_NOFILE: an end, not a spin */
+    if (ready <= 0) return;
     for (size_t i = 0; i < n; i++) {
         if (!fds[i].revents) continue;
         for (size_t j = 0; j < watch_count; j++) /* looked up again: a handler may have closed it */

@@ -290,6 +290,7 @@ static void end_command(struct request *r, u8 limit, u64 now) {
     r->limit = limit;
     r->limit_at_ns = now;
     r->lost_at_ns = now + r->grace_ns + 7000000000u; /* the keeper itself gives up killing after 5 s */
+    if (r->child > 0) kill(r->child, SIGCONT);       /* the command may have stopped it */
     send(r->control, &order, sizeof order, MSG_NOSIGNAL);
 }
 

@@ -41,6 +41,7 @@ static _Noreturn void fail(int error, const char *where) {
     struct worker_status status = {.error = error ? error : EIO};
     snprintf(status.where, sizeof status.where, "%s", where);
     if (unfinished[0]) unlink(unfinished);
+    close_from(5); /* its space is free before the host hears of it */
     finish(status);
 }
 
