@@ -117,7 +117,8 @@ def project(
     """Project onto a run of ``rollouts`` rollouts of ``actions`` actions.
 
     The basis is the cell with that number of actions at concurrency 1 (or the lowest there is). Without one, a line
-    ``a + b n`` through the cells of that concurrency; through a single cell, with ``b`` from its action phases.
+    ``a + b n`` over the cells of that concurrency: ``a`` the mean of the phases that are paid once, ``b`` the slope of
+    those that grow with the actions.
 
     Args:
         cells: What was measured on one substrate; equal conditions are pooled.
@@ -292,15 +293,14 @@ def _basis(cells: Iterable[Cell], actions: float | None) -> _Basis | None:
         return _Basis([_Weighted(cell, share, share) for cell in by_actions.values()], f"as measured{at}", False)
     if actions in by_actions:
         return _Basis([_Weighted(by_actions[actions])], f"measured at {actions:g} actions{at}", False)
-    if len(counts) == 1:
-        n = counts[0]
-        weighted = [_Weighted(by_actions[n], 1.0, actions / n if n else 0.0)]
-        return _Basis(weighted, f"extrapolated from {names} actions, action phases scaled{at}", True)
-    # A least-squares line is a weighted sum of its points, which keeps parts adding up to the whole.
-    mean = sum(counts) / len(counts)
-    squares = sum((n - mean) ** 2 for n in counts)
-    weights = {n: 1 / len(counts) + (actions - mean) * (n - mean) / squares for n in counts}
-    fit = [_Weighted(cell, weights[n], weights[n]) for n, cell in by_actions.items()]
+    # ``a``: what does not grow with actions, its mean over the cells. ``b``: the least-squares slope of the action
+    # phases through the origin, for no actions take no time. A free line through totals had ``a`` and ``b`` of either
+    # sign where the noise of a fixed phase (a start, the grading) exceeded the few actions between two cells. Both are
+    # weighted sums of the cells' means, which keeps parts adding up to the whole.
+    squares = sum(n * n for n in counts)
+    fit = [
+        _Weighted(cell, 1 / len(counts), actions * n / squares if squares else 0.0) for n, cell in by_actions.items()
+    ]
     return _Basis(fit, f"extrapolated from {names} actions{at}", True)
 
 
