@@ -23,7 +23,6 @@ from rayroll.projection import (
 from rayroll.timing import PHASES
 from rayroll.types import Rollout, Timing
 
-
 unhurried = settings(deadline=None)  # a busy machine stalls; how long is not what is tested
 
 

@@ -11,12 +11,14 @@ import numpy
 import orjson
 import pytest
 import synthetic
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayroll.errors import Failure
 from rayroll.record import finished_ids, from_line, read_rollouts, to_line
 from rayroll.types import Rollout
+
+unhurried = settings(deadline=None)  # a busy machine stalls; how long is not what is tested
 
 RECORD = synthetic.rollout(actions=2)
 
@@ -38,6 +40,7 @@ def test_a_rollout_comes_back_equal(failure: Failure | None) -> None:
     assert from_line(to_line(record)) == record
 
 
+@unhurried
 @given(json_values)
 def test_whatever_json_can_hold_is_carried_untouched(tokens: Any) -> None:
     record = with_tokens(tokens)
@@ -73,6 +76,7 @@ def test_what_is_no_rollout_is_a_value_error(line: bytes) -> None:
         from_line(line)
 
 
+@unhurried
 @given(st.integers(0, len(to_line(RECORD)) - 2))
 def test_a_line_cut_anywhere_is_never_taken_for_a_rollout(length: int) -> None:
     with pytest.raises(ValueError):

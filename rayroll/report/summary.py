@@ -88,7 +88,8 @@ def summarize(results: Results) -> dict[str, Any]:
             for substrate in results.substrates
             for name in results.cells_of(substrate)
         ],
-        "config": redacted(config),
+        # A run's folder repeats what determines its rollouts under "question", to compare on resuming.
+        "config": redacted({key: value for key, value in config.items() if key != "question"}),
     }
 
 

@@ -104,7 +104,7 @@ def test_names_from_outside_cannot_become_markup(tmp_path: Path) -> None:
         ([replace(synthetic.rollout(actions=0), labels={})], "No action was executed"),
         ([replace(synthetic.rollout(actions=2), cold_start_s=None, first_action_s=None)], "never started"),
         ([replace(synthetic.rollout(actions=2), grade=None, reward=None)], "docker would take"),
-        ([synthetic.rollout(actions=2, concurrency=8)], "action phases scaled, concurrency 8"),
+        ([synthetic.rollout(actions=2, concurrency=8)], "extrapolated from 2 actions, concurrency 8"),
     ],
     ids=["one substrate", "all spoilt", "no action", "no start", "no grade", "crowded only"],
 )

@@ -47,8 +47,8 @@ def rows_of(path: Path, key: str) -> list[dict[str, Any]]:
     return [row for row in read_history(path) if key in row]
 
 
-@pytest.fixture
-def logged(config: WandbConfig) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Eight envs with ten rollouts each in two cells, finished in shuffled order."""
     rollouts = [
         synthetic.rollout(s, sample=i, actions=2, failure=Failure("infra", "gone") if i == 3 else None)
@@ -56,6 +56,7 @@ def logged(config: WandbConfig) -> dict[str, Path]:
         for i in range(40)
     ]
     random.Random(1).shuffle(rollouts)
+    config = WandbConfig(mode="offline", dir=str(tmp_path_factory.mktemp("results")))
     sink = WandbSink(config, run_id="sweep-7", run_config={"target_rollouts": 10, "api_key": "sesame"})
     with SinkWorker([sink]) as worker:
         for rollout in rollouts:
@@ -64,13 +65,12 @@ def logged(config: WandbConfig) -> dict[str, Path]:
     return sink.files
 
 
-def test_all_rollouts_are_kept_in_whatever_order_they_finish(logged: dict[str, Path], config: WandbConfig) -> None:
+def test_all_rollouts_are_kept_in_whatever_order_they_finish(logged: dict[str, Path]) -> None:
     assert sorted(logged) == ["docker-a2-c1", "qemu-a2-c1"]
     for path in logged.values():
         rows = rows_of(path, "rollout/steps")
         assert [row["rollout/idx"] for row in rows] == list(range(40))
         assert sum(row["rollout/valid"] for row in rows) == 39
-        assert Path(config.dir).resolve() in path.resolve().parents
 
 
 def test_a_rows_parts_add_up_to_its_total(logged: dict[str, Path]) -> None:
@@ -132,6 +132,7 @@ def test_without_cells_there_is_one_run_and_a_prefix_stands_before_every_name(co
     (path,) = sink.files.values()
     sink.close()
     sink.close()
+    assert Path(config.dir).resolve() in path.resolve().parents
     assert all(name.startswith(("rayroll/", "_")) for row in read_history(path) for name in row)
 
 
