@@ -223,12 +223,16 @@ static void take(struct link *l) {
         memcpy(&size, h, 4);
         memcpy(&of_epoch, h + 6, 2);
         memcpy(&id, h + 8, 4);
-        if (size > RR_MAX_PAYLOAD || h[5]) {
-            refuse(l, of_epoch, size > RR_MAX_PAYLOAD ? "too_large" : "malformed", "not a frame; say hello again");
+        bool whole = l->rx.n - at - RR_HEADER >= size;
+        /* An attach stream has many writers: what an older connection had under way can land inside our host's frames. */
+        bool stray = l == host && !whole && h[4] != F_HELLO && of_epoch != epoch;
+        if (size > RR_MAX_PAYLOAD || h[5] || stray) {
+            refuse(l, l == host ? epoch : of_epoch, size > RR_MAX_PAYLOAD ? "too_large" : "malformed",
+                   "not a frame; say hello again");
             drop(l, at);
             return lose_sync(l);
         }
-        if (l->rx.n - at - RR_HEADER < size) break;
+        if (!whole) break;
         handle(l, h[4], of_epoch, id, (struct bytes){h + RR_HEADER, size});
         if (!l->used || !l->open) return;
         at += RR_HEADER + size;
