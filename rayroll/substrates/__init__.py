@@ -104,7 +104,7 @@ class SandboxRef:
     id: str
     run_id: str
     owner: str
-    state: str = "running"
+    state: str = field(default="running", compare=False)
     """``running``; anything else is on its way up or a leftover (``created``, ``exited``, ``dead``)."""
     age_s: float = field(default=0.0, compare=False)
     """Since it was created, when it was listed; by wall clock."""

@@ -51,6 +51,8 @@ class Box:
         self.channel: StreamChannel | None = None
         self.on_end: Callable[[str], None] = lambda cause: None
         """Called once with the cause of death, after everything is freed."""
+        self.ended = asyncio.Event()
+        """Set right after that."""
         self._threads = threads
         self._uid = uid
         self._cgroups = cgroups
@@ -66,8 +68,9 @@ class Box:
         return Path(self.remains.folder)
 
     @property
-    def is_ending(self) -> bool:
-        return self._cleaning is not None
+    def has_ended(self) -> bool:
+        """Its process is gone, or it is being cleaned up."""
+        return self._cleaning is not None or (self._process is not None and self._process.poll() is not None)
 
     # making it
 
@@ -188,7 +191,7 @@ class Box:
         Raises:
             SandboxLostError: It has ended.
         """
-        if self._sock is None or self.is_ending:
+        if self._sock is None or self.has_ended:
             raise SandboxLostError("the sandbox is gone", id=self.remains.id)
         if self.channel is not None:
             self.channel.abort()
@@ -241,6 +244,7 @@ class Box:
             self._close_stream()
             await self.site.release()
             self.on_end(cause)
+            self.ended.set()
 
     def _post_mortem(self, cause: str) -> str:
         if self._cgroups is not None and self._cgroups.killed_for_memory(self.remains.id):

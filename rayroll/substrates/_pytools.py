@@ -26,12 +26,14 @@ PREFIX = Path(sys.base_prefix)
 """Where this Python lives, at the same path inside and outside."""
 
 SITE = Path("lib") / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+LAYOUT = "2"
+"""Changes when what ``build`` makes does, so that older entries of a cache are not taken for it."""
 INSTALL_TIMEOUT_S = 600.0
 
 
 def name_of(requirements: Iterable[str]) -> str:
     """A name that is equal for equal requirements on the same Python."""
-    facts = [sys.version, str(PREFIX), *sorted(requirements)]
+    facts = [LAYOUT, sys.version, str(PREFIX), *sorted(requirements)]
     return "python-" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:20]
 
 

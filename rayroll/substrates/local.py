@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import os
@@ -36,7 +37,7 @@ __all__ = ["LocalConfig", "LocalSubstrate"]
 
 THREADS = 8
 CAUSES_KEPT = 1000
-DEATH_NOTICE_S = 2.0
+DEATH_NOTICE_S = 1.0
 
 
 class LocalConfig(SubstrateConfig):
@@ -91,6 +92,7 @@ class LocalSubstrate(Substrate):
         exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
         return _Node(
             base=base,
+            host_started_at=leftovers.started_at(os.getpid()) or 0,
             threads=threads,
             bubblewrap=Probe(False, "isolation is off") if self.config.isolation == "none" else find(self._uid),
             cgroups=Cgroups.detect() if os.geteuid() == 0 else None,
@@ -106,7 +108,7 @@ class LocalSubstrate(Substrate):
     async def close(self) -> None:
         if self._node is None:
             return
-        ending = [box.clean("") for box in self._boxes.values() if box.is_ending]
+        ending = [box.clean("closed") for box in self._boxes.values() if box.has_ended]
         await asyncio.gather(*ending, return_exceptions=True)
         if not self._boxes:
             await self._watches.lift()
@@ -184,7 +186,7 @@ class LocalSubstrate(Substrate):
             lease_s=lease.duration_s,
             created_unix_s=time.time(),
             host_pid=os.getpid(),
-            host_started_at=leftovers.started_at(os.getpid()) or 0,
+            host_started_at=node.host_started_at,
             isolated=isolated,
             folder=str(node.base / name),
         )
@@ -233,8 +235,11 @@ class LocalSubstrate(Substrate):
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
         box = self._boxes.get(ref.id)
-        if box is not None and box.is_ending:
-            await asyncio.wait({asyncio.ensure_future(box.clean(""))}, timeout=DEATH_NOTICE_S)
+        if box is not None:
+            # Its stream may end before its process is seen to have.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DEATH_NOTICE_S):
+                    await box.ended.wait()
         return self._causes.get(ref.id, "")
 
 
@@ -244,6 +249,7 @@ class _Node:
 
     base: Path
     """Folder of all sandboxes."""
+    host_started_at: int
     threads: ThreadPoolExecutor
     bubblewrap: Bubblewrap | Probe
     cgroups: Cgroups | None
