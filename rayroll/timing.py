@@ -83,7 +83,7 @@ _CONTAINED_MASK = {
 
 
 class Span(NamedTuple):
-    """One phase from one reading of a clock to another. A tuple, because thousands a second cross processes."""
+    """One phase from one reading of a clock to another."""
 
     phase: str
     start_ns: int
@@ -95,20 +95,26 @@ class Recorder:
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now_ns = clock
-        self._spans: list[Span] = []
+        # Plain tuples of plain values: the garbage collector lets go of those, and a large run keeps millions.
+        self._spans: list[tuple[str, int, int]] = []
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """All spans, in the order they were added."""
-        return tuple(self._spans)
+        return tuple(map(Span._make, self._spans))
 
     def mark(self) -> int:
         """A place in the recording, for ``phases_s(since=...)`` and ``spans_since``."""
         return len(self._spans)
 
     def spans_since(self, mark: int) -> tuple[Span, ...]:
-        """Spans added after ``mark``: what a host sends with one reply."""
-        return tuple(self._spans[mark:])
+        """Spans added after ``mark``."""
+        return tuple(map(Span._make, self._spans[mark:]))
+
+    def take(self) -> list[tuple[str, int, int]]:
+        """All spans, each a ``(phase, start_ns, end_ns)``, and forget them: what a host sends with one reply."""
+        taken, self._spans = self._spans, []
+        return taken
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
@@ -125,7 +131,7 @@ class Recorder:
         _known(phase)
         assert start_ns <= end_ns, f"{phase} ends {start_ns - end_ns} ns before it starts: two clocks?"
         if start_ns < end_ns:
-            self._spans.append(Span(phase, start_ns, end_ns))
+            self._spans.append((phase, start_ns, end_ns))
 
     def add_sequence(
         self,
@@ -202,7 +208,7 @@ class Recorder:
         start_ns: int,
         end_ns: int,
         residence_ns: int,
-        spans: Iterable[Span],
+        spans: Iterable[tuple[str, int, int]],
         *,
         same_clock: bool,
         arrived_ns: int | None = None,
@@ -221,7 +227,7 @@ class Recorder:
         """
         spans = tuple(spans)
         if arrived_ns is None:
-            arrived_ns = min((span.start_ns for span in spans), default=start_ns)
+            arrived_ns = min((began_ns for _, began_ns, _ in spans), default=start_ns)
         if same_clock:
             there_ns = min(max(arrived_ns, start_ns), end_ns)
             shift_ns = 0
@@ -230,8 +236,8 @@ class Recorder:
             shift_ns = there_ns - arrived_ns
         back_ns = min(there_ns + residence_ns, end_ns)
         self.add("dispatch", start_ns, there_ns)
-        for span in spans:
-            self.add(span.phase, span.start_ns + shift_ns, span.end_ns + shift_ns)
+        for phase, began_ns, ended_ns in spans:
+            self.add(phase, began_ns + shift_ns, ended_ns + shift_ns)
         self.add("return", back_ns, end_ns)
 
     def split(self, start_ns: int, end_ns: int) -> Timing:
@@ -250,7 +256,7 @@ class Recorder:
         return {name: phases_ns[name] / 1e9 for name in TIMELINE if phases_ns.get(name)}
 
 
-def split_ns(spans: Iterable[Span], start_ns: int, end_ns: int) -> tuple[dict[str, int], int]:
+def split_ns(spans: Iterable[tuple[str, int, int]], start_ns: int, end_ns: int) -> tuple[dict[str, int], int]:
     """Sweep the window once and give every instant to the highest phase that claims it.
 
     Args:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayroll.errors import RayrollError
-from rayroll.timing import Span
 from rayroll.types import Rung
 
 __all__ = ["Close", "Completion", "Exec", "HostInfo", "HostSetup", "HostStats", "Judge", "Message", "Open", "Opened"]
@@ -63,8 +62,7 @@ class Open:
     """Its commands come from rayroll's own scripted policies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exec:
+class Exec(NamedTuple):
     """Run one command. Answered with an ``ExecResult``."""
 
     session: str
@@ -100,9 +98,8 @@ class Opened:
     first_action_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The answer to one message, with what the host measured about it."""
+class Completion(NamedTuple):
+    """The answer to one message, with what the host measured about it. A tuple, as ``Exec``: many a millisecond."""
 
     request_id: int
     value: Any
@@ -111,5 +108,5 @@ class Completion:
     """When the message reached the host, by the host's monotonic clock."""
     residence_ns: int
     """From there to this answer's departure."""
-    spans: tuple[Span, ...]
-    """What went on in the session meanwhile, by the same clock."""
+    spans: Sequence[tuple[str, int, int]]
+    """What went on in the session meanwhile, by the same clock: phase, start and end in nanoseconds."""
