@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,5 +19,5 @@ def report(results: Annotated[Path, typer.Argument(help="Results folder of a swe
 
     made = summary.write_summary(results)
     html.write_report(results)
-    Console().print(table.comparison(made))
+    Console(width=None if sys.stdout.isatty() else 140).print(table.comparison(made))
     typer.echo(f"{results / 'report.html'}")

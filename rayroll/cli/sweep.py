@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from rayroll.sinks.console import ConsoleSink
 from rayroll.sinks.jsonl import JsonlSink, finished_ids
 from rayroll.tasks import load_pack
 from rayroll.types import Task
+
+if TYPE_CHECKING:
+    from rayroll.sinks.wandb import WandbConfig
 
 __all__ = ["sweep"]
 
@@ -183,12 +186,10 @@ def _sinks(
         ConsoleSink(total=sum(len(b.tasks) for b in planned), done=done, cell_totals=totals, title="sweep"),
     ]
     if wandb_mode != "disabled":
-        from rayroll.sinks.wandb import WandbConfig, WandbSink
+        from rayroll.sinks.wandb import WandbSink
 
-        values = {"dir": str(results.folder), "mode": wandb_mode, "group": f"sweep-{results.run_id}"}
-        sinks.append(
-            WandbSink(WandbConfig.parse(values), run_id=results.run_id, run_config=config.model_dump(mode="json"))
-        )
+        where = _wandb_config(results, wandb_mode)
+        sinks.append(WandbSink(where, run_id=results.run_id, run_config=config.model_dump(mode="json")))
     return sinks
 
 
@@ -222,11 +223,34 @@ def _finish(config: SweepConfig, results: Results, wandb_mode: str | None) -> st
 
     made = summary.write_summary(results.folder)
     html.write_report(results.folder)
-    Console(stderr=True).print(table.comparison(made))
+    # A file or a job's log has no width of its own, and rich would take 80 columns.
+    Console(stderr=True, width=None if sys.stderr.isatty() else 140).print(table.comparison(made))
     typer.echo(f"results in {results.folder}: summary.json, rollouts.jsonl, report.html", err=True)
     if wandb_mode != "disabled":
-        typer.echo(f"W&B files in {results.folder / 'wandb'}", err=True)
+        _log_comparison(config, results, wandb_mode, made)
     empty = [cell["cell"] for cell in made["cells"] if not cell["valid"]]
     sys.stdout.write(json.dumps({"out": str(results.folder), "cells": made["cells"], "spread": made["spreads"]}) + "\n")
     sys.stdout.flush()
     return f"cells without a valid rollout: {', '.join(empty)}" if empty else ""
+
+
+def _wandb_config(results: Results, mode: str | None) -> WandbConfig:
+    from rayroll.sinks.wandb import WandbConfig
+
+    return WandbConfig.parse({"dir": str(results.folder), "mode": mode, "group": f"sweep-{results.run_id}"})
+
+
+def _log_comparison(config: SweepConfig, results: Results, mode: str | None, made: dict[str, Any]) -> None:
+    from rayroll.report import table
+    from rayroll.sinks.wandb import log_report
+
+    where = _wandb_config(results, mode)
+    at = log_report(
+        where,
+        table.report_rows(made),
+        group=where.group or results.run_id,
+        summary=table.report_values(made),
+        run_config=config.model_dump(mode="json"),
+        html=results.report,
+    )
+    typer.echo(f"W&B: {at if at.startswith('http') else results.folder / 'wandb'}", err=True)

@@ -23,31 +23,36 @@ def comparison(summary: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    title, target = headline(summary), target_line(summary)
+    title = headline(summary)
     table = Table(
-        title=f"{headline(summary)}  ·  {target_line(summary)}",
+        title=title if target_line(summary) in title else f"{title}, for {target_line(summary)}",
         caption=f"work: {equal_work_line(summary['equal_work'])}",
         title_justify="left",
         caption_justify="left",
         title_style="bold",
         box=None,
-        padding=(0, 1),
+        # Made to fit 80 columns, which is what a log has.
+        padding=(0, 1, 0, 0),
         header_style="dim",
     )
     table.add_column("substrate", no_wrap=True)
-    for column in ("worker-hours", "95 %", "tax", "cold start", "overhead p50 / p95", "run vs ref.", "valid"):
+    for column in ("worker-hours", "tax", "cold start\np50", "overhead\np50 / p95", "run vs.\nref.", "valid"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("failed")
     for s in by_hours(summary["substrates"]):
         worker = s["worker_hours"] or {}
-        interval = f"{_format.hours(worker['lo'])} – {_format.hours(worker['hi'])}" if worker.get("lo") else ""
+        hours = Text(("≈ " if worker.get("extrapolated") else "") + _format.hours(worker.get("hours")))
+        if worker.get("lo"):
+            hours.append(f"\n{_format.hours(worker['lo']).removesuffix(' h')} – {_format.hours(worker['hi'])}", "dim")
         failed = ", ".join(f"{count} {fault}" for fault, count in sorted(s["failures"].items()))
-        note = " floor" if s["is_floor"] else " ref." if s["is_reference"] else ""
-        name = Text(s["substrate"], style="bold").append(note, style="dim")
+        name = Text(s["substrate"], style="bold")
+        if s["is_floor"] or s["is_reference"]:
+            name.append("\nthe floor" if s["is_floor"] else "\nreference", style="dim not bold")
         overhead = s["overhead_s"]
         table.add_row(
             name,
-            ("≈ " if worker.get("extrapolated") else "") + _format.hours(worker.get("hours")),
-            interval.replace(" h –", " –"),
+            hours,
             _format.percent(tax_share(s)),
             _format.seconds((s["cold_start_s"] or {}).get("p50")),
             _format.several_seconds([overhead["p50"], overhead["p95"]]) if overhead else "–",

@@ -240,7 +240,7 @@ def log_report(
     import wandb
 
     mode = resolve_mode(config.mode)
-    run, _ = _start_run(config, mode, name=f"{group} report", group=group, job_type="report", values=run_config)
+    run, mode = _start_run(config, mode, name=f"{group} report", group=group, job_type="report", values=run_config)
     try:
         columns: list[str | int] = list(rows[0]) if rows else []
         data = [[row.get(str(column)) for column in columns] for row in rows]
@@ -250,7 +250,7 @@ def log_report(
             artifact = wandb.Artifact(f"report-{run.id}", type="report")
             artifact.add_file(str(html))
             run.log_artifact(artifact)
-        return str(run.url or run.dir)
+        return _where(run, mode)
     finally:
         run.finish()
 
@@ -321,9 +321,18 @@ def _start_run(
                 raise
             logger.warning("W&B runs are kept offline: %s. Upload them later with `wandb sync`.", error)
         else:
-            logger.info("W&B run %s: %s", name, run.url or run.dir)
+            logger.info("W&B run %s: %s", name, _where(run, chosen))
             return run, chosen
     raise AssertionError("offline runs either start or raise")
+
+
+def _where(run: Any, mode: Mode) -> str:
+    return str(run.url if mode == "online" else run.dir)  # asked for its url, an offline run prints a warning
+
+
+def _place(run: Any, mode: Mode) -> str:
+    # An offline run warns when it is asked for its address.
+    return str(run.url if mode == "online" else run.dir)
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
