@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rayroll.errors import ConfigError, DiskFullError, EngineDownError, ImageError, RayrollError, SubstrateError
@@ -130,10 +129,9 @@ def down(endpoint: Endpoint, error: BaseException) -> EngineDownError:
     """The error for an engine that does not answer."""
     reason = _root_cause(error)
     if endpoint.url.startswith("unix://"):
-        path = Path(endpoint.url.removeprefix("unix://"))
         if isinstance(reason, PermissionError) or "Permission denied" in str(reason):
             fix = "add this user to the docker group (usermod -aG docker USER), or use a rootless engine"
-        elif path.exists():
+        elif not isinstance(reason, FileNotFoundError) and "No such file" not in str(reason):
             fix = "start it: systemctl start docker"
         else:
             fix = "install and start it, or say where it is: export DOCKER_HOST=unix:///path/docker.sock"

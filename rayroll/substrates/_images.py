@@ -199,7 +199,7 @@ class Images:
             found = await self.inspect(name)
             if found is not None:
                 return found
-            for base in _bases(environment):
+            for base in await asyncio.to_thread(_bases, environment):
                 if await self.inspect(base) is None:
                     await self.pull(base)
             try:

@@ -41,6 +41,7 @@ Watch = dict[str, Any]
 def main() -> None:
     """Detach, say our pid, watch the host, sweep."""
     host_pid = int(sys.argv[2])
+    Path("/proc/self/comm").write_text("rayroll-reaper")
     pid = os.fork()
     if pid:
         with contextlib.suppress(BrokenPipeError):  # the host may be gone already
@@ -50,7 +51,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    Path("/proc/self/comm").write_text("rayroll-reaper")
     watches = wait_for_the_end(0, host_pid)
     if watches:
         ended_unix_s = time.time()
