@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Gate", "at_least", "below", "quantile"]
+from rich.console import Console
+
+__all__ = ["Gate", "at_least", "below", "quantile", "show_gates"]
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -49,3 +51,13 @@ def _gate(name: str, limit: str, rounds: Sequence[float] | None, holds: Callable
         return Gate(name, None, None, None, limit, False)
     median = statistics.median(rounds)
     return Gate(name, median, quantile(rounds, 0.25), quantile(rounds, 0.75), limit, holds(median))
+
+
+def show_gates(console: Console, gates: Sequence[dict[str, Any]]) -> None:
+    """A line for each claim."""
+    for gate in gates:
+        value = (
+            "not measured" if gate["value"] is None else f"{gate['value']:.3g} ({gate['low']:.3g} - {gate['high']:.3g})"
+        )
+        verdict = "[green]pass[/]" if gate["passed"] else "[red]FAIL[/]"
+        console.print(f"  {verdict}  {gate['name']}: {value}, to be {gate['limit']}", highlight=False)

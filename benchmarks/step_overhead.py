@@ -25,7 +25,7 @@ from typing import Any
 from _arms import Arm, Burst, Load, Skipped
 from _facts import facts, load_average
 from _rayroll_arms import RayrollArm, RunnerArm
-from _stats import Gate, at_least, below, quantile
+from _stats import Gate, at_least, below, quantile, show_gates
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -35,7 +35,7 @@ SUBSTRATES = ("local", "docker")
 ACTIONS, POLICY_S = 150, 5.0
 """A rollout as in "The Rollout Infrastructure Tax in Coding-Agent RL" (arXiv 2607.01415)."""
 
-console = Console(stderr=True, soft_wrap=True)
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
 
 
 @dataclass(slots=True)
@@ -251,16 +251,7 @@ def show(line: dict[str, Any]) -> None:
         console.print(table)
     floor = line["floor_ms"]
     console.print(f"floor: fork and exec of the same shell in {floor['in']}: p50 {floor['p50']}, p95 {floor['p95']} ms")
-    for gate in line["gates"]:
-        console.print(
-            f"  {'[green]pass[/]' if gate['passed'] else '[red]FAIL[/]'}  {gate['name']}: "
-            + (
-                "not measured"
-                if gate["value"] is None
-                else f"{gate['value']:.3g} ({gate['low']:.3g} - {gate['high']:.3g})"
-            )
-            + f", to be {gate['limit']}"
-        )
+    show_gates(console, line["gates"])
     machine = line["machine"]
     console.print(
         f"{machine['cpus']} x {machine['cpu']}, {machine['kernel']}, {machine['commit']}, "
