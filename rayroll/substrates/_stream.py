@@ -45,7 +45,8 @@ class StreamChannel(asyncio.Protocol, Channel):
 
     def abort(self) -> None:
         """Close without waiting for unwritten bytes."""
-        if self._transport is not None:
+        # Not after its end: a transport that was closed with bytes to flush has let go of its loop, and abort needs it.
+        if self._transport is not None and not self._ended.done():
             self._transport.abort()
 
     # asyncio.Protocol
