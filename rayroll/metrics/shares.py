@@ -10,6 +10,17 @@ from rayroll.timing import PHASES, TIMELINE
 from rayroll.types import Rollout
 
 
+def in_slot_s(rollout: Rollout) -> float:
+    """Wall time from the slot on. The wait before it says how many rollouts were asked for at once, no more."""
+    return rollout.timing.wall_s - rollout.timing.phases.get("queue", 0.0)
+
+
+@metric("timing_s/in_slot", unit="s")
+def in_slot(rollouts: Sequence[Rollout]) -> Distribution | None:
+    """Wall time of a valid rollout from its slot on, the wait for that apart."""
+    return Distribution.of(in_slot_s(r) for r in rollouts if r.valid)
+
+
 @metric("timing_s/total", unit="s")
 def total(rollouts: Sequence[Rollout]) -> Distribution | None:
     """Wall time of a valid rollout, wait for a slot included."""
@@ -54,16 +65,21 @@ def env_by_phase(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 @metric("share/<kind>", unit="1")
 def share_by_kind(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Shares of env, infra and policy in the summed wall time of all rollouts; they add up to 1."""
-    wall_s = sum(r.timing.wall_s for r in rollouts)
-    if not wall_s:
+    """Shares of env, infra and policy in the summed wall time of all rollouts from their slots on; they add up to 1."""
+    total_s = sum(map(in_slot_s, rollouts))
+    if total_s <= 0:
         return {}
-    return {kind: sum(getattr(r.timing, f"{kind}_s") for r in rollouts) / wall_s for kind in ("env", "infra", "policy")}
+    queue_s = sum(r.timing.phases.get("queue", 0.0) for r in rollouts)
+    return {
+        "env": sum(r.timing.env_s for r in rollouts) / total_s,
+        "infra": (sum(r.timing.infra_s for r in rollouts) - queue_s) / total_s,
+        "policy": sum(r.timing.policy_s for r in rollouts) / total_s,
+    }
 
 
 @metric("share/phase/<phase>", unit="1")
 def share_by_phase(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Share of each phase in the summed wall time of all rollouts; they add up to 1."""
+    """Share of each phase in the summed wall time of all rollouts, the wait for a slot among them; they add up to 1."""
     wall_s = sum(r.timing.wall_s for r in rollouts)
     return {name: seconds / wall_s for name, seconds in _sums(rollouts).items()} if wall_s else {}
 

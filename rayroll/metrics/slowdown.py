@@ -49,10 +49,12 @@ def slowdown(rollouts: Sequence[Rollout], context: Context) -> Distribution | No
 
 @metric("timing_s/tax", unit="s")
 def tax(rollouts: Sequence[Rollout], context: Context) -> Distribution | None:
-    """The headline: infrastructure plus slowdown in a valid rollout."""
+    """The headline: infrastructure (the wait for a slot apart) plus slowdown in a valid rollout."""
     reference = Reference(context.reference)
     pairs = [(r, slowdown_s(r, reference)) for r in rollouts if r.valid]
-    return Distribution.of(r.timing.infra_s + slow_s for r, slow_s in pairs if slow_s is not None)
+    return Distribution.of(
+        r.timing.infra_s - r.timing.phases.get("queue", 0.0) + slow_s for r, slow_s in pairs if slow_s is not None
+    )
 
 
 @metric("slowdown/factor", unit="1")

@@ -52,7 +52,7 @@ FAMILIES: tuple[Family, ...] = (
         "#000007",
     ),
     Family("task", "set-up and grading around their commands", ("setup", "grade"), "#000007"),
-    Family("end", "reset, teardown, queue, other", ("reset", "teardown", "queue", "other"), "#000007"),
+    Family("end", "reset, teardown, other", ("reset", "teardown", "other", "queue"), "#000007"),
     Family("retry", "attempts that the machine spoilt", ("retry",)),
     Family("policy", "waiting for the policy", ("policy",)),
 )
@@ -285,10 +285,10 @@ class Bar:
 def timeline_bars(rollout: Rollout) -> list[Bar]:
     """A rollout's phases laid end to end in the order they happen, from the durations that its record holds.
 
-    What overlapped is not drawn (it is ``hidden_s``), and seconds of action phases outside any action (the turn that
-    submits) come after the last one.
+    Begins with the slot: the wait for it may be longer than all the rest. What overlapped is not drawn (it is
+    ``hidden_s``), and seconds of action phases outside any action (the turn that submits) come after the last one.
     """
-    left = dict(rollout.timing.phases)
+    left = {phase: seconds for phase, seconds in rollout.timing.phases.items() if phase != "queue"}
     bars: list[Bar] = []
     at_s = 0.0
 
@@ -337,7 +337,7 @@ def timeline_chart(rollout: Rollout) -> str:
             "phase": name,
             "substrate": name,
             "total": _format.seconds(rollout.timing.phases.get(name, 0.0)),
-            "share": _format.percent(rollout.timing.phases.get(name, 0.0) / rollout.timing.wall_s),
+            "share": _format.percent(rollout.timing.phases.get(name, 0.0) / end_s),
         }
         for name in present
     ]
@@ -345,7 +345,7 @@ def timeline_chart(rollout: Rollout) -> str:
     x = {
         "field": "from",
         "type": "quantitative",
-        "title": "seconds since the rollout was asked for",
+        "title": "seconds since the rollout got its slot",
         "scale": {"domain": [0, end_s], "nice": False},
         "axis": {"tickCount": 8},
     }

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from rayroll.errors import ConfigError
+from rayroll.metrics.shares import in_slot_s
 from rayroll.report import _format, charts
 from rayroll.report.results import Results
 from rayroll.report.summary import summarize
@@ -187,13 +188,16 @@ def _in_order(examples: Sequence[Rollout], ordered: Sequence[Mapping[str, Any]])
 
 def _example(rollout: Rollout, markup: Any) -> dict[str, Any]:
     timing = rollout.timing
+    queue_s = timing.phases.get("queue", 0.0)
     facts = [
         f"{rollout.task_id}, {len(rollout.steps)} actions, {rollout.rung} start",
-        f"{_format.seconds(timing.wall_s)} in all",
+        f"{_format.seconds(in_slot_s(rollout))} in its slot",
         f"environment {_format.seconds(timing.env_s)}",
-        f"infrastructure {_format.seconds(timing.infra_s)}",
+        f"infrastructure {_format.seconds(timing.infra_s - queue_s)}",
         f"policy {_format.seconds(timing.policy_s)}",
     ]
+    if queue_s:
+        facts.append(f"it had waited {_format.seconds(queue_s)} for the slot")
     if timing.hidden_s:
         facts.append(f"{_format.seconds(timing.hidden_s)} more ran hidden behind other phases")
     return {
@@ -219,7 +223,7 @@ def _cells(summary: Mapping[str, Any], order: Sequence[str]) -> list[dict[str, A
                 "first": index == 0 or ordered[index - 1]["substrate"] != cell["substrate"],
                 "failed": ", ".join(f"{n} {fault}" for fault, n in sorted(cell["failures"].items())),
                 "reward": f"{values['rollout/return/mean']:.2f}" if "rollout/return/mean" in values else "–",
-                "rollout": _quantiles(values, "timing_s/total", "p50", "p95"),
+                "rollout": _quantiles(values, "timing_s/in_slot", "p50", "p95"),
                 "cold": cold,
                 "overhead": _quantiles(values, "action/overhead_s", "p50", "p95", "p99"),
                 "tax": _format.seconds(values.get("timing_s/tax/mean")),

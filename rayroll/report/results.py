@@ -12,6 +12,7 @@ import orjson
 
 from rayroll.errors import ConfigError
 from rayroll.metrics.projected import actions_of, concurrency_of
+from rayroll.metrics.shares import in_slot_s
 from rayroll.record import read_rollouts
 from rayroll.types import Rollout
 
@@ -98,10 +99,10 @@ class Results:
         ]
 
     def example(self, substrate: str) -> Rollout | None:
-        """A typical rollout to look at: of median wall time, in the calmest cell with the fewest actions."""
+        """A typical rollout to look at: of median length, in the calmest cell with the fewest actions."""
         for cell in sorted(self.cells_of(substrate), key=lambda name: self.conditions(name)[::-1]):
             rung = primary_rung(self.rungs[cell])
-            valid = sorted((r for r in on_rung(self.kept[cell], rung) if r.valid), key=lambda r: r.timing.wall_s)
+            valid = sorted((r for r in on_rung(self.kept[cell], rung) if r.valid), key=in_slot_s)
             if valid:
                 return valid[len(valid) // 2]
         return None

@@ -19,6 +19,7 @@ import orjson
 from rayroll.metrics import Context, Distribution, compute
 from rayroll.metrics.actions import overhead_s
 from rayroll.metrics.projected import actions_of, concurrency_of
+from rayroll.metrics.shares import in_slot_s
 from rayroll.metrics.slowdown import Reference
 from rayroll.projection import (
     Cell,
@@ -157,7 +158,7 @@ def _substrate(name: str, results: Results, context: Context, reference: str | N
         "cold_start_s": _told(r.cold_start_s for r in calm),
         "first_action_s": _told(r.first_action_s for r in calm),
         "reset_s": _told(r.reset_s for r in calm),
-        "rollout_s": _told(r.timing.wall_s for r in calm if r.valid),
+        "rollout_s": _told(in_slot_s(r) for r in calm if r.valid),
         "overhead_s": _told(overheads),
         "overhead_histogram": _histogram(overheads),
     }

@@ -23,7 +23,6 @@ def comparison(summary: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    title, target = headline(summary), target_line(summary)
     title = headline(summary)
     table = Table(
         title=title if target_line(summary) in title else f"{title}, for {target_line(summary)}",
@@ -37,15 +36,16 @@ def comparison(summary: Mapping[str, Any]) -> Table:
         header_style="dim",
     )
     table.add_column("substrate", no_wrap=True)
-    for column in ("worker-hours", "tax", "cold start\np50", "overhead\np50 / p95", "run vs.\nref.", "valid"):
+    for column in ("worker-hours", "tax", "cold start\np50", "overhead\np50 / p95", "run vs.\nref.", "valid\nfailed"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("failed")
     for s in by_hours(summary["substrates"]):
         worker = s["worker_hours"] or {}
         hours = Text(("≈ " if worker.get("extrapolated") else "") + _format.hours(worker.get("hours")))
         if worker.get("lo"):
             hours.append(f"\n{_format.hours(worker['lo']).removesuffix(' h')} – {_format.hours(worker['hi'])}", "dim")
-        failed = ", ".join(f"{count} {fault}" for fault, count in sorted(s["failures"].items()))
+        outcome = Text(f"{s['valid']}/{s['n']}")
+        for fault, count in sorted(s["failures"].items()):
+            outcome.append(f"\n{count} {fault}", "red")
         name = Text(s["substrate"], style="bold")
         if s["is_floor"] or s["is_reference"]:
             name.append("\nthe floor" if s["is_floor"] else "\nreference", style="dim not bold")
@@ -57,8 +57,7 @@ def comparison(summary: Mapping[str, Any]) -> Table:
             _format.seconds((s["cold_start_s"] or {}).get("p50")),
             _format.several_seconds([overhead["p50"], overhead["p95"]]) if overhead else "–",
             _format.ratio(s["slowdown_factor"]),
-            f"{s['valid']}/{s['n']}",
-            Text(failed, style="red"),
+            outcome,
             style="dim" if s["is_floor"] else "",
         )
     return table

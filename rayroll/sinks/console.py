@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rayroll.metrics import Distribution
 from rayroll.metrics.actions import overhead_s
+from rayroll.metrics.shares import in_slot_s
 from rayroll.sinks import Sink
 from rayroll.types import Rollout
 
@@ -146,13 +147,15 @@ class Progress:
         self.done += 1
         self._new += 1
         timing = rollout.timing
-        self._recent.append((now_s, timing.env_s, timing.infra_s, timing.policy_s))
+        # The wait for a slot is no infrastructure at work: it says how many rollouts were asked for at once.
+        infra_s = timing.infra_s - timing.phases.get("queue", 0.0)
+        self._recent.append((now_s, timing.env_s, infra_s, timing.policy_s))
         if rollout.failure is not None:
             self.failures[rollout.failure.fault] += 1
         cell = self.cells.setdefault(rollout.labels.get("cell", rollout.substrate), _CellProgress())
         cell.done += 1
         cell.touched = self._new
-        cell.wall_s.append(timing.wall_s)
+        cell.wall_s.append(in_slot_s(rollout))
         cell.overhead_s.extend(overhead_s(step) for step in rollout.steps)
         if rollout.reward is not None:
             cell.rewards.append(rollout.reward)

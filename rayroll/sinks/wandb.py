@@ -330,11 +330,6 @@ def _where(run: Any, mode: Mode) -> str:
     return str(run.url if mode == "online" else run.dir)  # asked for its url, an offline run prints a warning
 
 
-def _place(run: Any, mode: Mode) -> str:
-    # An offline run warns when it is asked for its address.
-    return str(run.url if mode == "online" else run.dir)
-
-
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
     """History rows of a ``.wandb`` file, in the order logged; stops quietly where a killed process tore it.
 

@@ -89,6 +89,19 @@ def test_starts_are_told_by_rung_and_never_mixed() -> None:
     assert "start/reset_s/cold/mean" not in values
 
 
+def test_the_wait_for_a_slot_is_in_no_share_and_in_no_tax() -> None:
+    waited = []
+    for record in ROLLOUTS:
+        phases = {**record.timing.phases, "queue": 100.0}
+        timing = record.timing
+        timing = replace(timing, phases=phases, wall_s=timing.wall_s + 100, infra_s=timing.infra_s + 100)
+        waited.append(replace(record, timing=timing))
+    at_once, later = (compute(rollouts, Context(reference=ROLLOUTS)) for rollouts in (ROLLOUTS, waited))
+    for name in ("timing_s/in_slot/p50", "timing_s/tax/mean", "share/infra", "projection/slot_hours"):
+        assert later[name] == pytest.approx(at_once[name]), name
+    assert later["timing_s/total/p50"] == pytest.approx(at_once["timing_s/total/p50"] + 100)
+
+
 def test_shares_add_up_to_one_and_phases_to_their_kind() -> None:
     values = compute([*ROLLOUTS, SPOILT])
     assert sum(v for k, v in values.items() if k in ("share/env", "share/infra", "share/policy")) == pytest.approx(1)
