@@ -18,6 +18,7 @@ from rayroll.cli._results import Results
 from rayroll.cli.doctor import probe_all
 from rayroll.errors import ConfigError, Failure
 from rayroll.executor import Executor, PlayConfig
+from rayroll.metrics import Context
 from rayroll.policies.bugfix import BugfixPolicy
 from rayroll.policies.scripted import ScriptedPolicy
 from rayroll.sinks import Sink, SinkWorker
@@ -189,7 +190,15 @@ def _sinks(
         from rayroll.sinks.wandb import WandbSink
 
         where = _wandb_config(results, wandb_mode)
-        sinks.append(WandbSink(where, run_id=results.run_id, run_config=config.model_dump(mode="json")))
+        context = Context(
+            target_rollouts=config.target_rollouts,
+            target_actions=config.target_actions,
+            price_per_slot_hour=config.price_per_slot_hour,
+            seed=config.seed,
+        )
+        sinks.append(
+            WandbSink(where, run_id=results.run_id, run_config=config.model_dump(mode="json"), context=context)
+        )
     return sinks
 
 
