@@ -42,6 +42,11 @@ MOST_COMMAND_BYTES = 8 << 20
 SOLUTION = "/solution"
 _AGENTS_DOING = {"arguments", "shell", "user"}
 """Why a runner could not start a command, where an agent can be why: it filled its environment, removed the shell."""
+_KILLED_BY_ITS_AGENT = {
+    "oom": "the sandbox ran out of memory",
+    "exit 70": "the runner was kept from working by what ran beside it",  # its descriptors or its memory were taken
+}
+"""Causes of death that an agent brings about, in the words of ``Substrate.cause_of_death``."""
 _LIMIT_NOTES = {"total": "ended by its time limit", "idle": "ended because it printed nothing for too long"}
 
 T = TypeVar("T")
@@ -451,15 +456,17 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _attributed(self, live: Live) -> AsyncIterator[None]:
-        """A sandbox that ran out of memory was ended by what the agent started; any other loss is the machine's."""
+        """A sandbox that ran out of memory, or whose runner gave up for what was done to it, was ended by its agent; any
+        other loss is the machine's."""
         try:
             yield
         except SandboxLostError as error:
             if "session" in error.facts:
                 raise  # of another sandbox, attributed where it was lost
             cause = await self._client.substrate.cause_of_death(live.sandbox.ref)
-            if cause.partition(":")[0] == "oom":
-                raise SandboxKilledError("the sandbox ran out of memory", cause=cause, session=self.id) from error
+            how = _KILLED_BY_ITS_AGENT.get(cause.partition(":")[0])
+            if how is not None:
+                raise SandboxKilledError(how, cause=cause, session=self.id) from error
             raise SandboxLostError(error.message, **{**error.facts, "cause": cause, "session": self.id}) from error
 
     # --- judging ---

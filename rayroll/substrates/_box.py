@@ -233,7 +233,10 @@ class Box:
         try:
             cause = await self._in_thread(self._post_mortem, cause)
             if self._process is not None and self.remains.isolated:
-                self._process.kill()
+                if self.remains.pid:
+                    self._process.kill()
+                else:
+                    await self._in_thread(leftovers.end_starter, self._process.pid)
             await self._in_thread(leftovers.remove, self.remains)
         except OSError as error:
             raise SubstrateError("a sandbox could not be removed", id=self.remains.id, reason=str(error)) from error

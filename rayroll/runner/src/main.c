@@ -20,6 +20,7 @@
 struct state carried, born;
 u64 lease_ns = 60ull * 1000000000, lease_deadline_ns;
 bool is_init, stopping, one_shot;
+static int exit_code;
 
 /* --- the poll loop --- */
 
@@ -64,7 +65,10 @@ static void poll_once(int timeout_ms) {
     for (size_t i = 0; i < watch_count; i++)
         if (watches[i].fd >= 0 && watches[i].events) fds[n++] = (struct pollfd){watches[i].fd, watches[i].events, 0};
     int ready = poll(fds, n, timeout_ms);
-    if (ready < 0 && errno == EINVAL) stopping = true; /* somebody took our RLIMIT_NOFILE: an end, not a spin */
+    if (ready < 0 && errno == EINVAL) { /* somebody took our RLIMIT_NOFILE: an end, not a spin */
+        stopping = true;
+        exit_code = 70; /* as where memory ran out: what an agent can cause */
+    }
     if (ready <= 0) return;
     for (size_t i = 0; i < n; i++) {
         if (!fds[i].revents) continue;
@@ -84,7 +88,9 @@ static void on_signal(void *owner, short events) {
     pid_t pid;
     (void)events;
     while (read(fd, &info, sizeof info) > 0)
-        if (info.ssi_signo != SIGCHLD) stopping = true; /* without a handler, `docker stop` takes 10 s on a PID 1 */
+        /* Without a handler, `docker stop` takes 10 s on a PID 1. A sender with a number in our own pid namespace is the
+         * agent, which must not be able to end its sandbox and have that taken for the machine's fault. */
+        if (info.ssi_signo != SIGCHLD && !(is_init && info.ssi_pid)) stopping = true;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) request_child_died(pid, status);
 }
 
@@ -184,7 +190,7 @@ static int live(void) {
     kill_everything(5000000000u);
     links_flush();
     if (socket_path) unlink(socket_path);
-    return 0;
+    return exit_code;
 }
 
 static int serve(int argc, char **argv) {
