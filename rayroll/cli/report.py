@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +16,9 @@ def report(results: Annotated[Path, typer.Argument(help="Results folder of a swe
     """Write summary.json and report.html of a finished or unfinished sweep, and print the comparison."""
     from rich.console import Console
 
-    from rayroll.report import html, summary, table
+    from rayroll.report import html, table
 
-    made = summary.write_summary(results)
-    html.write_report(results)
+    page = html.write_report(results)  # and the summary beside it
+    made = json.loads((results / "summary.json").read_bytes())
     Console(width=None if sys.stdout.isatty() else 140).print(table.comparison(made))
-    typer.echo(f"{results / 'report.html'}")
+    typer.echo(str(page))

@@ -228,10 +228,10 @@ def _finish(config: SweepConfig, results: Results, wandb_mode: str | None) -> st
     """Summary, report and the last line; returns what went wrong."""
     from rich.console import Console
 
-    from rayroll.report import html, summary, table
+    from rayroll.report import html, table
 
-    made = summary.write_summary(results.folder)
-    html.write_report(results.folder)
+    html.write_report(results.folder)  # and the summary beside it
+    made = json.loads(results.summary.read_bytes())
     # A file or a job's log has no width of its own, and rich would take 80 columns.
     Console(stderr=True, width=None if sys.stderr.isatty() else 140).print(table.comparison(made))
     typer.echo(f"results in {results.folder}: summary.json, rollouts.jsonl, report.html", err=True)
