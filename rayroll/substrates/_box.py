@@ -59,6 +59,7 @@ class Box:
         self._pending: list[asyncio.Future[Any]] = []
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._gate: FileIO | None = None
         self._handle = -1
         self._cleaning: asyncio.Future[None] | None = None
 
@@ -129,37 +130,33 @@ class Box:
         """
         info_end, info_fd = os.pipe()
         block_fd, block_end = os.pipe()
-        with contextlib.ExitStack() as stack:
-            info = stack.enter_context(FileIO(info_end))
-            gate = stack.enter_context(FileIO(block_end, "w"))
-            inherited = stack.enter_context(contextlib.ExitStack())
-            for fd in (info_fd, block_fd):
-                inherited.callback(os.close, fd)
-            argv = bubblewrap.argv(
-                system,
-                self.folder,
-                (runner, RUNNER),
-                [RUNNER, *serve],
-                env,
-                network=network,
-                info_fd=info_fd,
-                block_fd=block_fd,
-            )
-            argv, identity = as_user(self._uid, argv)
-            await self._spawn(argv, pass_fds=(info_fd, block_fd), cwd="/", env={}, **identity)
-            inherited.close()
+        # Kept until everything is cleaned up: closing it would let a half-started one go on and become the runner.
+        self._gate = FileIO(block_end, "w")
+        argv = bubblewrap.argv(
+            system,
+            self.folder,
+            (runner, RUNNER),
+            [RUNNER, *serve],
+            env,
+            network=network,
+            info_fd=info_fd,
+            block_fd=block_fd,
+        )
+        argv, identity = as_user(self._uid, argv)
+        with FileIO(info_end) as info:
+            await self._spawn(argv, (info_fd, block_fd), cwd="/", env={}, **identity)
             pid = _child_pid(await _read_to_end(info))
-            if pid is None:
-                raise SubstrateError("bubblewrap did not start", reason=await self._in_thread(self._last_words))
-            await self._in_thread(self._register, pid)
-            gate.write(b"\n")
+        if pid is None:
+            raise SubstrateError("bubblewrap did not start", reason=await self._in_thread(self._last_words))
+        await self._tracked(self._in_thread(self._register, pid))
+        self._gate.write(b"\n")
 
     async def start_plain(self, system: System, runner: Path, serve: list[str], env: Mapping[str, str]) -> None:
         """Start the runner as a plain process of this node."""
         root = self.folder / "root"
         own = {"HOME": str(root / system.home.lstrip("/")), "TMPDIR": str(root / "tmp")}
         workdir = root / system.workdir.lstrip("/")
-        process = await self._spawn([str(runner), *serve], cwd=workdir, env={**env, **own})
+        process = await self._spawn([str(runner), *serve], (), cwd=workdir, env={**env, **own})
         await self._in_thread(self._register, process.pid)
 
     def _register(self, pid: int) -> None:
@@ -168,15 +165,20 @@ class Box:
         self.remains = self.remains.with_process(pid)
         self.remains.write()
 
-    async def _spawn(self, argv: list[str], **popen: Any) -> subprocess.Popen[bytes]:
+    async def _spawn(self, argv: list[str], fds: tuple[int, ...], **popen: Any) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
         self._sock = ours
 
         async def start() -> subprocess.Popen[bytes]:
-            with theirs, await self._in_thread(self._open_log) as log:
-                self._process = await spawn(
-                    argv, stdin=theirs, stdout=theirs, stderr=log, start_new_session=True, umask=0o022, **popen
-                )
+            try:
+                with theirs, await self._in_thread(self._open_log) as log:
+                    streams = {"stdin": theirs, "stdout": theirs, "stderr": log}
+                    self._process = await spawn(
+                        argv, pass_fds=fds, start_new_session=True, umask=0o022, **streams, **popen
+                    )
+            finally:
+                for fd in fds:  # ours, and only now: the thread may start the process after its waiter was cancelled
+                    os.close(fd)
             self._handle = os.pidfd_open(self._process.pid)
             asyncio.get_running_loop().add_reader(self._handle, self._on_exit)
             return self._process
@@ -233,10 +235,9 @@ class Box:
         try:
             cause = await self._in_thread(self._post_mortem, cause)
             if self._process is not None and self.remains.isolated:
-                if self.remains.pid:
-                    self._process.kill()
-                else:
-                    await self._in_thread(leftovers.end_starter, self._process.pid)
+                self._process.kill()
+                # Gone before anybody looks for what it started, which has no command line while it is being executed.
+                await self._in_thread(self._process.wait)
             await self._in_thread(leftovers.remove, self.remains)
         except OSError as error:
             raise SubstrateError("a sandbox could not be removed", id=self.remains.id, reason=str(error)) from error
@@ -266,6 +267,8 @@ class Box:
             self.channel.abort()
         if self._sock is not None:
             self._sock.close()
+        if self._gate is not None:
+            self._gate.close()
 
     def _open_log(self) -> BinaryIO:
         return (self.folder / RUNNER_LOG).open("wb")

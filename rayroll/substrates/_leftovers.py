@@ -17,7 +17,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Remains", "base_dir", "find", "is_alive", "make_base", "remove", "remove_tree", "started_at"]
+__all__ = [
+    "Remains",
+    "base_dir",
+    "end_process",
+    "find",
+    "is_alive",
+    "make_base",
+    "remove",
+    "remove_tree",
+    "started_at",
+]
 
 STATE = "state.json"
 
@@ -120,19 +130,56 @@ def remove(remains: Remains, *, patience_s: float = 10.0) -> None:
     """Kill what runs, then remove the folder and the cgroups. What is gone already is no error.
 
     Raises:
-        OSError: Something could not be removed.
+        OSError: Something could not be removed; it can still be found.
     """
     deadline = time.monotonic() + patience_s
     if remains.pid:
         if not remains.isolated:
-            _end(remains.pid, remains.pid_started_at, signal.SIGTERM, min(deadline, time.monotonic() + 2.0))
-        _end(remains.pid, remains.pid_started_at, signal.SIGKILL, deadline)
+            end_process(remains.pid, remains.pid_started_at, signal.SIGTERM, min(deadline, time.monotonic() + 2.0))
+        end_process(remains.pid, remains.pid_started_at, signal.SIGKILL, deadline)
+    elif remains.isolated:
+        _end_starters(remains.folder, deadline)
     for cgroup in remains.cgroups:
         _remove_cgroup(Path(cgroup), deadline)
+    # What says whose it is goes last: whoever is killed in between leaves something that is found again.
+    for inner in _contents(Path(remains.folder)):
+        remove_tree(inner)
     remove_tree(Path(remains.folder))
 
 
-def _end(pid: int, start: int, how: signal.Signals, deadline: float) -> None:
+def _contents(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name != STATE]
+    except FileNotFoundError:
+        return []
+
+
+def _end_starters(folder: str, deadline: float) -> None:
+    """Kill every bubblewrap that was started for a folder and has not become the runner yet.
+
+    One that loses its other half while it starts waits for it for ever: it has no lease yet and is nobody's child. Its
+    command line says whose it is. Looked for again until there is none, because one may have started another.
+    """
+    mark = f"\0{folder}/root\0".encode()
+    while time.monotonic() < deadline:
+        found = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and mark in _command_line(p)]
+        if not found:
+            return
+        for pid in found:
+            start = started_at(pid)
+            if start is not None:
+                end_process(pid, start, signal.SIGKILL, deadline)
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def end_process(pid: int, start: int, how: signal.Signals, deadline: float) -> None:
+    """Send a signal to exactly this process and wait until it is gone, or the deadline (monotonic) has passed."""
     try:
         handle = os.pidfd_open(pid)  # then compare: the number cannot be reused for another process any more
     except OSError:

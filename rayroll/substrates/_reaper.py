@@ -84,15 +84,18 @@ def wait_for_the_end(pipe: int, host_pid: int) -> list[Watch]:
 
 
 def sweep_until_clean(watches: list[Watch], ended_unix_s: float) -> None:
-    """Until two looks in a row find nothing, or patience runs out."""
+    """Until two looks in a row find nothing, or patience runs out. One that fails does not hold up the others."""
     deadline = time.monotonic() + PATIENCE_S
     clean, pause_s = 0, SETTLE_S
     while clean < 2 and time.monotonic() < deadline:
-        try:
-            found = sum(sweep(watch, ended_unix_s) for watch in watches)
-        except (OSError, http.client.HTTPException, ValueError):
-            found, pause_s = -1, min(2 * pause_s, 60.0)
-        clean = 0 if found else clean + 1
+        found = failed = 0
+        for watch in watches:
+            try:
+                found += sweep(watch, ended_unix_s)
+            except (OSError, http.client.HTTPException, ValueError):
+                failed += 1
+        clean = 0 if found or failed else clean + 1
+        pause_s = min(2 * pause_s, 60.0) if failed else SETTLE_S
         if clean < 2:
             time.sleep(pause_s)
 

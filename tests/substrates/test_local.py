@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -225,18 +226,21 @@ async def test_another_process_can_list_and_destroy_it(local: LocalSubstrate) ->
             await client.exec("true")
 
 
-async def test_a_cancelled_create_leaves_nothing(local: LocalSubstrate) -> None:
-    for steps in range(1, 60, 4):
-        creating = asyncio.ensure_future(local.create(SandboxSpec(), Lease("run-c", "host-1", 5.0)))
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        creating.cancel()
-        try:
-            sandbox = await creating
-        except asyncio.CancelledError:
-            continue
-        await local.destroy(sandbox.ref)
-    assert await local.list({"run": "run-c"}) == []
+async def test_a_create_cancelled_at_any_moment_leaves_no_folder_and_no_process(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    async with LocalSubstrate(LocalConfig(rootfs="host", folder=tmp_path)) as local:
+        for _ in range(25):
+            creating = asyncio.ensure_future(local.create(SandboxSpec(), Lease("run-c", "host-1", 60.0)))
+            await asyncio.sleep(random.uniform(0.0, 0.04))  # any moment will do; this one is drawn
+            creating.cancel()
+            try:
+                sandbox = await creating
+            except asyncio.CancelledError:
+                continue
+            await local.destroy(sandbox.ref)
+        assert await local.list({}) == []
+    assert str(tmp_path) not in processes()
+    assert names(tmp_path) == [".bin"]
 
 
 async def test_a_create_that_takes_too_long_is_undone() -> None:
@@ -357,6 +361,10 @@ def plain_python() -> str:
 
 def processes() -> str:
     return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def exists(path: str) -> bool:
