@@ -47,7 +47,10 @@ class SweRexServers(Arm):
             stderr=self._stderr,
             limit=ANSWER_MOST_BYTES,
         )
-        await self.ask({"envs": self._envs})
+        try:
+            await self.ask({"envs": self._envs})
+        except WrongOutput as error:
+            raise Skipped(f"its {self._envs} servers could not be started: {error}") from None
 
     async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Have the driver do something. Raises WrongOutput with what it says went wrong."""

@@ -18,7 +18,7 @@ from typing import Any
 from swerex.runtime.abstract import BashAction, Command, CreateBashSessionRequest
 from swerex.runtime.remote import RemoteRuntime
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 
 
 def free_port() -> int:
@@ -92,6 +92,8 @@ async def burst(servers: Servers, order: dict[str, Any]) -> dict[str, Any]:
 async def main() -> None:
     servers = Servers()
     loop = asyncio.get_running_loop()
+    # What SWE-ReX prints must not come between our lines.
+    answers, sys.stdout = sys.stdout, sys.stderr
     try:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             order = json.loads(line)
@@ -103,7 +105,7 @@ async def main() -> None:
                     answer = await burst(servers, order)
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer), flush=True)
+            print(json.dumps(answer), file=answers, flush=True)
     finally:
         await servers.stop()
 
