@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from rayroll.errors import ClosedError, DiskFullError, SandboxLostError, StartTimeoutError, SubstrateError
+from rayroll.errors import ClosedError, ConfigError, DiskFullError, SandboxLostError, StartTimeoutError, SubstrateError
 from rayroll.runner.build import runner_path
 from rayroll.substrates import Channel, Lease, Probe, Sandbox, SandboxRef, SandboxSpec, Substrate, SubstrateConfig
 from rayroll.substrates import _leftovers as leftovers
 from rayroll.substrates._box import Box
 from rayroll.substrates._bwrap import Bubblewrap, find
-from rayroll.substrates._cache import Store, user_cache
+from rayroll.substrates._cache import Store, can_reach, user_cache
 from rayroll.substrates._cgroup import Cgroups
 from rayroll.substrates._ground import Ground, Site
 from rayroll.substrates._leftovers import Remains
@@ -83,11 +83,22 @@ class LocalSubstrate(Substrate):
 
     async def open(self) -> None:
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rayroll-local")
-        self._node = await asyncio.get_running_loop().run_in_executor(threads, self._look_around, threads)
+        try:
+            self._node = await asyncio.get_running_loop().run_in_executor(threads, self._look_around, threads)
+        except BaseException:
+            threads.shutdown(wait=False)
+            raise
 
     def _look_around(self, threads: ThreadPoolExecutor) -> _Node:
         base = self.config.folder or leftovers.base_dir()
         leftovers.make_base(base)
+        if not can_reach(base, self._uid):
+            raise ConfigError(
+                "the folder of local sandboxes cannot be reached by the user they run as; choose another, or let others "
+                "pass through (chmod o+x) those above it",
+                folder=str(base),
+                uid=self._uid,
+            )
         store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20)
         exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
         return _Node(

@@ -8,7 +8,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -226,9 +227,15 @@ async def test_another_process_can_list_and_destroy_it(local: LocalSubstrate) ->
             await client.exec("true")
 
 
-async def test_a_create_cancelled_at_any_moment_leaves_no_folder_and_no_process(tmp_path: Path) -> None:
-    tmp_path.chmod(0o711)
-    async with LocalSubstrate(LocalConfig(rootfs="host", folder=tmp_path)) as local:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rayroll-test-") as name:  # pytest's own is closed to other users
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+async def test_a_create_cancelled_at_any_moment_leaves_no_folder_and_no_process(folder: Path) -> None:
+    async with LocalSubstrate(LocalConfig(rootfs="host", folder=folder)) as local:
         for _ in range(25):
             creating = asyncio.ensure_future(local.create(SandboxSpec(), Lease("run-c", "host-1", 60.0)))
             await asyncio.sleep(random.uniform(0.0, 0.04))  # any moment will do; this one is drawn
@@ -239,8 +246,16 @@ async def test_a_create_cancelled_at_any_moment_leaves_no_folder_and_no_process(
                 continue
             await local.destroy(sandbox.ref)
         assert await local.list({}) == []
-    assert str(tmp_path) not in processes()
-    assert names(tmp_path) == [".bin"]
+    assert str(folder) not in processes()
+    assert names(folder) == [".bin"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a plain user's sandboxes run as the user itself")
+async def test_a_folder_that_sandboxes_cannot_reach_is_refused(folder: Path) -> None:
+    config = LocalConfig(folder=folder / "inner")
+    await asyncio.to_thread(folder.chmod, 0o700)
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        await LocalSubstrate(config).open()
 
 
 async def test_a_create_that_takes_too_long_is_undone() -> None:
