@@ -94,8 +94,8 @@ class LocalSubstrate(Substrate):
         leftovers.make_base(base)
         if not can_reach(base, self._uid):
             raise ConfigError(
-                "the folder of local sandboxes cannot be reached by the user they run as; choose another, or let others "
-                "pass through (chmod o+x) those above it",
+                "the folder of local sandboxes cannot be reached by the user they run as; choose another, or let "
+                "others pass through (chmod o+x) those above it",
                 folder=str(base),
                 uid=self._uid,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -35,7 +36,9 @@ pytestmark = pytest.mark.local
 needs_local = needs("local")
 
 NETWORK = str(Path("/proc/self/ns/net").readlink())
-LEASE = Lease("run-1", "host-1", 10.0)
+RUN = f"run-{secrets.token_hex(4)}"  # somebody else may run the same tests on this machine
+NAP = f"{random.randrange(10_000, 99_999)}.5"
+LEASE = Lease(RUN, "host-1", 10.0)
 PROJECT = FileTree.from_files(
     {
         "Dockerfile": "FROM python:3.11-slim\nRUN pip install pytest\nENV MODE=test\nWORKDIR /usr/src/app\nCOPY . .\n",
@@ -185,7 +188,7 @@ async def test_a_closed_channel_can_be_opened_again(local: LocalSubstrate) -> No
 
 
 async def test_a_lease_that_nobody_renews_frees_everything(local: LocalSubstrate) -> None:
-    sandbox = await local.create(SandboxSpec(), Lease("run-1", "host-1", 0.3))
+    sandbox = await local.create(SandboxSpec(), Lease(RUN, "host-1", 0.3))
     receiver = Ended()
     sandbox.channel.start(receiver)
     await receiver.ended.wait()
@@ -208,19 +211,19 @@ async def test_a_killed_sandbox_is_lost_and_says_why(local: LocalSubstrate) -> N
 
 async def test_destroying_ends_every_process_and_may_be_repeated(local: LocalSubstrate) -> None:
     async with running(local) as (sandbox, client):
-        await client.exec("setsid sleep 1234.5 & (trap '' TERM; sleep 1234.5) & env -i sleep 1234.5 &")
+        await client.exec(f"setsid sleep {NAP} & (trap '' TERM; sleep {NAP}) & env -i sleep {NAP} &")
         folder = leftovers.base_dir() / sandbox.ref.id
         assert exists(str(folder))
     await local.destroy(sandbox.ref)
     assert not exists(str(folder))
-    assert "1234.5" not in processes()
-    assert await local.list({"run": "run-1"}) == []
+    assert NAP not in processes()
+    assert await local.list({"run": RUN}) == []
 
 
 async def test_another_process_can_list_and_destroy_it(local: LocalSubstrate) -> None:
     async with running(local) as (sandbox, client):
         async with LocalSubstrate(LocalConfig()) as other:
-            (found,) = await other.list({"run": "run-1", "owner": "host-1"})
+            (found,) = await other.list({"run": RUN, "owner": "host-1"})
             assert found == sandbox.ref and found.state == "running" and found.lease_s == 10.0
             await other.destroy(found)
         with pytest.raises(SandboxLostError):
@@ -237,7 +240,7 @@ def folder() -> Iterator[Path]:
 async def test_a_create_cancelled_at_any_moment_leaves_no_folder_and_no_process(folder: Path) -> None:
     async with LocalSubstrate(LocalConfig(rootfs="host", folder=folder)) as local:
         for _ in range(25):
-            creating = asyncio.ensure_future(local.create(SandboxSpec(), Lease("run-c", "host-1", 60.0)))
+            creating = asyncio.ensure_future(local.create(SandboxSpec(), Lease(RUN + "-c", "host-1", 60.0)))
             await asyncio.sleep(random.uniform(0.0, 0.04))  # any moment will do; this one is drawn
             creating.cancel()
             try:
@@ -261,12 +264,12 @@ async def test_a_folder_that_sandboxes_cannot_reach_is_refused(folder: Path) -> 
 async def test_a_create_that_takes_too_long_is_undone() -> None:
     async with LocalSubstrate(LocalConfig(create_timeout_s=0.001)) as local:
         with pytest.raises(StartTimeoutError):
-            await local.create(SandboxSpec(), Lease("run-t", "host-1", 5.0))
-        assert await local.list({"run": "run-t"}) == []
+            await local.create(SandboxSpec(), Lease(RUN + "-t", "host-1", 5.0))
+        assert await local.list({"run": RUN + "-t"}) == []
 
 
 async def test_what_bubblewrap_says_is_in_the_error(local: LocalSubstrate) -> None:
-    sandbox = await local.create(SandboxSpec(workdir="/proc/none"), Lease("run-b", "host-1", 5.0))
+    sandbox = await local.create(SandboxSpec(workdir="/proc/none"), Lease(RUN + "-b", "host-1", 5.0))
     receiver = Ended()
     sandbox.channel.start(receiver)
     await receiver.ended.wait()
@@ -296,8 +299,8 @@ async def test_a_plain_process_must_be_asked_for() -> None:
             assert not client.greeting.is_init
             assert sandbox.root.startswith(str(leftovers.base_dir()))
             assert await output(client, "pwd; ls") == f"{sandbox.root}/usr/src/app\nDockerfile\ncalc.py\ntest_calc.py\n"
-            await client.exec("setsid sleep 4321.5 &")
-    assert "4321.5" not in processes()
+            await client.exec(f"setsid sleep {NAP} &")
+    assert NAP not in processes()
 
 
 async def test_without_bubblewrap_only_trusted_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
