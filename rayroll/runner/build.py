@@ -24,7 +24,17 @@ __all__ = ["MACHINES", "cache_dir", "compiler", "runner_path", "source_digest"]
 
 MACHINES = ("x86_64", "aarch64")
 _SOURCES = Path(__file__).parent / "src"
-_FLAGS = ("-std=c11", "-Os", "-static", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-ffunction-sections")
+_FLAGS = (
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-static",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fno-strict-aliasing",
+    "-ffunction-sections",
+)
 
 
 def cache_dir() -> Path:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from rayroll.errors import (
     CallerError,
     ClosedError,
+    InfraFailure,
     ProtocolError,
     RayrollError,
     SandboxFileError,
@@ -84,6 +85,10 @@ class Greeting:
     """The runner's own variables: what the image and the substrate set, whatever commands exported since."""
 
 
+class _StreamEnded(SandboxLostError):
+    """One stream ended; the runner at its other end may live on."""
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A request whose reply is awaited, with what it takes to ask again."""
@@ -110,6 +115,7 @@ class RunnerClient:
         self._reopen = reopen
         self._key = secrets.token_bytes(KEY_BYTES)
         self._epoch = 0
+        self._instance: bytes | None = None
         self._stream: Stream | None = None
         self._calls: dict[int, _Call] = {}
         self._next_id = 1
@@ -177,16 +183,17 @@ class RunnerClient:
             argv: A program and its arguments instead, without a shell.
             cwd: Directory for this command alone; None: the carried one.
             env: Variables for this command alone, on top of the carried ones.
-            clean_env: Only ``env``, nothing carried.
+            clean_env: Only ``env``; nothing is carried into the command or out of it.
             carry: Save directory and exported variables for the next command.
-            user: ``name``, ``uid``, ``uid:gid``; None: the runner's own.
+            user: ``name``, ``uid``, ``uid:gid``; None: the runner's own. What is carried belongs to this name.
             stdin: What it can read; then, or at once, the end of file.
             timeout_s: Limit for its run; then TERM, ``grace_s``, and KILL for everything it started.
             idle_timeout_s: Limit for silence.
             output_cap_bytes: Bytes of output kept, half from the beginning and half from the end.
 
         Raises:
-            CallerError: The request itself cannot work: unknown user, no such ``cwd``, arguments too long.
+            CallerError: The request itself cannot work: unknown user, arguments too long.
+            SandboxFileError: ``cwd`` is not a directory there, or not one that the user may enter.
             TaskError: The image has no shell.
             SandboxLostError: The sandbox or its runner is gone. The command may or may not have run.
         """
@@ -300,11 +307,13 @@ class RunnerClient:
 
     async def upload_tree(self, path: str | bytes, tar: bytes, *, user: str | None = None) -> None:
         """Unpack an archive below a path, modes kept, owned by ``user`` or the runner."""
-        await self._put(path, entries_from_tar(tar), user)
+        # Megabytes take as many milliseconds, in which nobody else of this loop would be served.
+        await self._put(path, await asyncio.to_thread(lambda: list(entries_from_tar(tar))), user)
 
     async def download_tree(self, path: str | bytes, *, exclude: Iterable[bytes] = ()) -> bytes:
         """An archive of everything below a path; ``exclude`` names relative prefixes."""
-        return entries_to_tar(await self._get(_tree_fields(path, exclude, Flag.TREE)))
+        entries = await self._get(_tree_fields(path, exclude, Flag.TREE))
+        return await asyncio.to_thread(entries_to_tar, entries)
 
     async def make_dir(self, path: str | bytes, *, mode: int | None = None) -> None:
         """A folder and those above it; one that is there gets the mode."""
@@ -410,7 +419,11 @@ class RunnerClient:
             call.body_taken += number(decode_fields(frame.payload), Tag.BYTES)
             self._upload(call)
         elif frame.type == FrameType.REFUSED:
-            raise _refused(frame)
+            if call is None:
+                raise _refused(frame)
+            del self._calls[call.id]
+            if not call.done.done():
+                call.done.set_exception(_refused(frame))
 
     def _reply(self, call: _Call, frame: Frame) -> None:
         del self._calls[call.id]
@@ -431,7 +444,7 @@ class RunnerClient:
         def __init__(self, client: RunnerClient, stream: Stream, epoch: int) -> None:
             self.stream = stream
             self.nonce = secrets.token_bytes(KEY_BYTES)
-            self.greeted: asyncio.Future[dict[int, bytes]] = asyncio.get_running_loop().create_future()
+            self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._client = client
             self._epoch = epoch
             self._parser = Parser()
@@ -451,16 +464,25 @@ class RunnerClient:
             self._client._heard_at_s = time.monotonic()
             try:
                 for frame in self._parser.feed(data):
-                    if frame.type == FrameType.HELLO_OK:
-                        if not self.greeted.done():
-                            answer = decode_fields(frame.payload)
-                            # Here and not where it is awaited: output may follow in the same chunk.
-                            self._client._accepted(self, answer)
-                            self.greeted.set_result(answer)
-                    elif frame.epoch == self._epoch:
+                    if frame.epoch != self._epoch:
+                        continue
+                    if self.greeted.done():
                         self._client._on_frame(frame)
+                    elif frame.type == FrameType.HELLO_OK:
+                        self._greet(decode_fields(frame.payload))
+                    elif frame.type == FrameType.REFUSED:
+                        self.greeted.set_exception(_refused(frame))
             except ProtocolError as error:
                 self._client._broken(self, error)
+
+        def _greet(self, answer: Mapping[int, bytes]) -> None:
+            problem = self._client._why_not(answer)
+            if problem is not None:
+                self.greeted.set_exception(problem)
+                return
+            # Here and not where it is awaited: output may follow in the same chunk.
+            self._client._accepted(self, answer)
+            self.greeted.set_result(None)
 
         def _refusal(self) -> ProtocolError | None:
             # Before the nonce there may be the tail of an older stream, so only a frame at the very start is looked at.
@@ -472,7 +494,7 @@ class RunnerClient:
             return None
 
         def connection_lost(self, error: Exception | None) -> None:
-            lost = SandboxLostError("the stream to the runner ended", reason=repr(error) if error else "end of stream")
+            lost = _StreamEnded("the stream to the runner ended", reason=repr(error) if error else "end of stream")
             if not self.greeted.done():
                 self.greeted.set_exception(lost)
                 self.greeted.exception()
@@ -502,11 +524,21 @@ class RunnerClient:
             stream.close()
             raise
 
+    def _why_not(self, answer: Mapping[int, bytes]) -> RayrollError | None:
+        """Why this answer to hello is not one that we can go on with; None: it is."""
+        version = number(answer, Tag.VERSION_MAX)
+        if version != VERSION:
+            return ProtocolError("the runner answers in another version", runner=version, host=VERSION)
+        if self._instance not in (None, answer.get(Tag.INSTANCE, b"")):
+            return SandboxLostError("another runner answers: the one before has ended, and what it ran with it")
+        return None
+
     def _accepted(self, receiver: _Receiver, answer: Mapping[int, bytes]) -> None:
         """The runner has answered hello: from here on its frames belong to the calls that wait."""
         if receiver is not self._receiver or self._closed:
             return
         self._stream = receiver.stream
+        self._instance = answer.get(Tag.INSTANCE, b"")
         self._uncredited = 0
         self.greeting = _greeting(answer)
         known = set(numbers(answer.get(Tag.IDS, b"")))
@@ -554,7 +586,10 @@ class RunnerClient:
                     await self._hello(stream, left_s)
             except SandboxLostError as error:
                 reason = error
-                break
+                if not isinstance(error, _StreamEnded):
+                    break
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, 1.0)
             except (RayrollError, OSError, TimeoutError) as error:
                 reason = error
                 await asyncio.sleep(min(pause_s, left_s))
@@ -635,11 +670,14 @@ def _environment(block: bytes) -> dict[str, str]:
 
 def _refused(frame: Frame) -> ProtocolError:
     fields = decode_fields(frame.payload)
-    return ProtocolError(
-        "the runner refused: " + fields.get(Tag.REASON, b"").decode(errors="replace"),
-        code=fields.get(Tag.CODE, b"").decode(errors="replace"),
-        epoch=number(fields, Tag.EPOCH),
-    )
+    code = fields.get(Tag.CODE, b"").decode(errors="replace")
+    facts: dict[str, object] = {"code": code, "epoch": number(fields, Tag.EPOCH)}
+    if code == "version":
+        facts |= {
+            "runner": [number(fields, Tag.VERSION_MIN), number(fields, Tag.VERSION_MAX)],
+            "host": [VERSION, VERSION],
+        }
+    return ProtocolError("the runner refused: " + fields.get(Tag.REASON, b"").decode(errors="replace"), **facts)
 
 
 def _error(fields: Mapping[int, bytes]) -> RayrollError:
@@ -651,6 +689,8 @@ def _error(fields: Mapping[int, bytes]) -> RayrollError:
         return TaskError(reason, code=code)
     if code in ("user", "arguments", "busy", "cancelled"):
         return CallerError(reason, code=code)
+    if code == "unkillable":
+        return InfraFailure(reason, code=code)
     return ProtocolError(reason, code=code)
 
 

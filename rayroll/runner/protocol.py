@@ -1,4 +1,4 @@
-"""The frames that a host and a runner exchange; docs/runner-protocol.md is the contract, runner.c the other end.
+"""The frames that a host and a runner exchange; docs/runner-protocol.md is the contract, src/ holds the other end.
 
 A frame is a 12-byte header (payload length, type, a zero byte, epoch, request id; little-endian) and a payload. The
 payload of DATA is raw bytes; every other payload is a list of fields: tag (1 byte), length (4 bytes), value.
@@ -90,6 +90,8 @@ class Tag(IntEnum):
     KERNEL = 13
     CWD = 14
     EPOCH = 15
+    INSTANCE = 16
+    """Random, new with every start of a runner: what was under way in another one is lost, not to be asked again."""
     # EXEC
     SCRIPT = 32
     ARGV = 33
@@ -136,7 +138,7 @@ class Tag(IntEnum):
     ERRNO = 128
     REASON = 129
     CODE = 130
-    """A stable word: malformed, version, epoch, key, busy, too_large, user, shell, arguments, file, closed."""
+    """A stable word; docs/runner-protocol.md lists them."""
 
 
 class Flag(IntEnum):
@@ -145,7 +147,7 @@ class Flag(IntEnum):
     CARRY = 1
     """EXEC: start from the carried directory and variables, and save them afterwards."""
     CLEAN_ENV = 2
-    """EXEC: only the variables of this request."""
+    """EXEC: only the variables of this request; nothing is saved afterwards."""
     NO_CONTENT = 4
     """GET: facts of the path itself, no contents, no children."""
     TREE = 8
@@ -180,7 +182,7 @@ def decode_fields(payload: bytes) -> dict[int, bytes]:
     """Fields by tag.
 
     Raises:
-        ProtocolError: The payload is not a list of fields.
+        ProtocolError: The payload is not a list of fields, or has one of them twice.
     """
     fields: dict[int, bytes] = {}
     at = 0
@@ -191,6 +193,8 @@ def decode_fields(payload: bytes) -> dict[int, bytes]:
         at += 5
         if at + size > len(payload):
             raise ProtocolError("a field is longer than its frame", tag=tag, size=size)
+        if tag in fields:
+            raise ProtocolError("a field comes twice", tag=tag)
         fields[tag] = payload[at : at + size]
         at += size
     return fields

@@ -1,20 +1,22 @@
-/* Bytes, fields and small system helpers. Running out of memory ends the runner: half a reply helps nobody. */
-#include "rr.h"
+/* Bytes, buffers and fields. Pure: nothing here makes a system call. */
+#include "bytes.h"
 
-#include <errno.h>
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "wire.h"
+
+enum { KEPT_CAPACITY = 256 << 10 };
+
 void *xmalloc(size_t n) {
-    void *p = malloc(n ? n : 1);
-    if (!p) _exit(70);
-    return p;
+    return xrealloc(NULL, n);
+}
+
+void *xrealloc(void *p, size_t n) {
+    void *grown = realloc(p, n ? n : 1);
+    if (!grown) _exit(70); /* EX_SOFTWARE */
+    return grown;
 }
 
 char *xstrndup(const void *p, size_t n) {
@@ -24,14 +26,16 @@ char *xstrndup(const void *p, size_t n) {
     return copy;
 }
 
+char *xstrdup(const char *text) { return xstrndup(text, strlen(text)); }
+
+struct bytes bytes_of(const struct buf *b) { return (struct bytes){b->p, b->n}; }
+
 void buf_add(struct buf *b, const void *p, size_t n) {
     if (!n) return;
     if (b->n + n > b->cap) {
         size_t cap = b->cap ? b->cap : 256;
         while (cap < b->n + n) cap *= 2;
-        u8 *grown = realloc(b->p, cap);
-        if (!grown) _exit(70);
-        b->p = grown;
+        b->p = xrealloc(b->p, cap);
         b->cap = cap;
     }
     memcpy(b->p + b->n, p, n);
@@ -39,14 +43,22 @@ void buf_add(struct buf *b, const void *p, size_t n) {
 }
 
 void buf_drop(struct buf *b, size_t n) {
+    if (!n) return;
     b->n -= n;
     if (b->n) memmove(b->p, b->p + n, b->n);
-    else if (b->cap > (256 << 10)) buf_free(b); /* a rare large frame must not stay in a small sandbox's memory */
+    else if (b->cap > KEPT_CAPACITY) buf_free(b); /* a rare large frame must not stay in a small sandbox's memory */
 }
 
 void buf_free(struct buf *b) {
     free(b->p);
     *b = (struct buf){0};
+}
+
+u64 hash_bytes(u64 seed, const void *p, size_t n) {
+    const u8 *at = p;
+    u64 hash = seed ^ 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
+    return hash;
 }
 
 void put_bytes(struct buf *b, u8 tag, const void *p, size_t n) {
@@ -56,10 +68,10 @@ void put_bytes(struct buf *b, u8 tag, const void *p, size_t n) {
     buf_add(b, p, n);
 }
 
-void put_num(struct buf *b, u8 tag, u64 value) { put_bytes(b, tag, &value, 8); }
 void put_text(struct buf *b, u8 tag, const char *text) { put_bytes(b, tag, text, strlen(text)); }
+void put_num(struct buf *b, u8 tag, u64 value) { put_bytes(b, tag, &value, 8); }
 
-/* Calls for the field at *at and steps over it; false at the end or where the payload is malformed. */
+/* The field at *at, and a step over it; false at the end, or where the rest is no field. */
 static bool next_field(struct bytes payload, size_t *at, u8 *tag, struct bytes *value) {
     u32 size;
     if (payload.n - *at < 5) return false;
@@ -71,12 +83,38 @@ static bool next_field(struct bytes payload, size_t *at, u8 *tag, struct bytes *
     return true;
 }
 
+/* A limit that is silently not applied is worse than a refused request, so what we read as a number must be one. */
+static bool value_fits(u8 tag, struct bytes value) {
+    switch (tag) {
+    case T_VERSION_MIN:
+    case T_VERSION_MAX:
+    case T_LEASE_MS:
+    case T_TIMEOUT_MS:
+    case T_IDLE_MS:
+    case T_GRACE_MS:
+    case T_HEAD_BYTES:
+    case T_TAIL_BYTES:
+    case T_FLAGS:
+    case T_MAX_BYTES:
+    case T_BYTES: return value.n == 8;
+    case T_SCRIPT:
+    case T_USER:
+    case T_CWD:
+    case T_PATH: return !value.n || !memchr(value.p, 0, value.n);
+    case T_IDS: return value.n % 4 == 0;
+    default: return true;
+    }
+}
+
 bool fields_valid(struct bytes payload) {
+    bool seen[256] = {false};
     size_t at = 0;
     u8 tag;
     struct bytes value;
-    while (at < payload.n)
-        if (!next_field(payload, &at, &tag, &value)) return false;
+    while (at < payload.n) {
+        if (!next_field(payload, &at, &tag, &value) || seen[tag] || !value_fits(tag, value)) return false;
+        seen[tag] = true;
+    }
     return true;
 }
 
@@ -97,72 +135,14 @@ u64 field_num(struct bytes payload, u8 tag, u64 otherwise) {
     return number;
 }
 
+u64 field_ns(struct bytes payload, u8 tag, u64 otherwise_ns) {
+    static const u64 year_ms = 365ull * 24 * 3600 * 1000;
+    u64 ms = field_num(payload, tag, UINT64_MAX);
+    if (ms == UINT64_MAX) return otherwise_ns;
+    return (ms < year_ms ? ms : year_ms) * 1000000;
+}
+
 char *field_text(struct bytes payload, u8 tag) {
     struct bytes value = field(payload, tag);
-    if (!value.p || memchr(value.p, 0, value.n)) return NULL;
-    return xstrndup(value.p, value.n);
-}
-
-u64 now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (u64)t.tv_sec * 1000000000u + (u64)t.tv_nsec;
-}
-
-bool write_all(int fd, const void *p, size_t n) {
-    const u8 *at = p;
-    while (n) {
-        ssize_t done = write(fd, at, n);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return false;
-        at += done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
-bool read_all(int fd, void *p, size_t n) {
-    u8 *at = p;
-    while (n) {
-        ssize_t done = read(fd, at, n);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return false;
-        at += done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
-void close_from(int first) {
-#ifdef SYS_close_range
-    if (syscall(SYS_close_range, (unsigned)first, ~0u, 0) == 0) return;
-#endif
-    DIR *dir = opendir("/proc/self/fd"); /* before Linux 5.9 */
-    if (!dir) {
-        for (int fd = first; fd < 4096; fd++) close(fd);
-        return;
-    }
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        int fd = atoi(entry->d_name);
-        if (fd >= first && fd != dirfd(dir)) close(fd);
-    }
-    closedir(dir);
-}
-
-int memfd_with(const char *name, const void *p, size_t n, bool seal) {
-    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) return -1;
-    if (!write_all(fd, p, n) || lseek(fd, 0, SEEK_SET) != 0) {
-        close(fd);
-        return -1;
-    }
-    if (seal) fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
-    return fd;
-}
-
-void null_stdio(void) {
-    int fd = open("/dev/null", O_RDWR);
-    if (fd < 0) fd = memfd_with("null", "", 0, false); /* an image without /dev */
-    for (int i = 0; i < 3 && fd >= 0; i++) dup2(fd, i);
-    if (fd > 2) close(fd);
+    return value.p ? xstrndup(value.p, value.n) : NULL;
 }

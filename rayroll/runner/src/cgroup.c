@@ -1,5 +1,4 @@
-/* How often the sandbox's own limits held it back: CPU throttling and memory-limit hits, from its cgroup. */
-#include "rr.h"
+#include "cgroup.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,12 +1,11 @@
 /* One small process per command: it starts the command, adopts whatever the command leaves behind, and can kill it all.
  *
  * As a subreaper it becomes the parent of every orphan below it, so killing descendants by parent pid also reaches what
- * left its session, daemonised or cleared its environment. It outlives the command while a background job lives. It is
- * forked, not executed: it stays as unreadable to the agent as the runner is. */
-#include "rr.h"
+ * left its session, daemonised or cleared its environment. It outlives the command while a background job lives, and
+ * serves the next one when none does (a fork less). It is forked, not executed: it stays as unreadable to the agent as
+ * the runner is, and what an agent can make slow (user tables, directories, states) is slow here and not in the runner. */
+#include "keeper.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,195 +17,267 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* --- killing, without ever forking: the pid limit may be full --- */
+#include "kill.h"
+#include "launch.h"
+#include "system.h"
+#include "wire.h"
 
-struct process { pid_t pid, parent; bool below; };
+struct keeper {
+    int control, children;
+    pid_t command;
+    bool exited, killing, said_same;
+    u64 kill_at_ns;
+    struct order order;
+    struct note note;
+    struct launch launch;
+};
 
-static pid_t parent_of(const char *pid) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%s/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (n <= 0) return -1;
-    text[n] = 0;
-    char *after = strrchr(text, ')'); /* the name in parentheses may hold anything */
-    int parent;
-    char state;
-    if (!after || sscanf(after + 1, " %c %d", &state, &parent) != 2 || state == 'Z') return -1;
-    return parent;
-}
-
-int kill_descendants(pid_t root, int sig) {
-    struct process *all = NULL;
-    size_t n = 0, cap = 0;
-    int killed = 0;
-    DIR *proc = opendir("/proc");
-    if (!proc) return 0;
-    for (struct dirent *entry; (entry = readdir(proc));) {
-        if (!isdigit((unsigned char)entry->d_name[0])) continue;
-        pid_t parent = parent_of(entry->d_name);
-        if (parent < 0) continue;
-        if (n == cap) {
-            cap = cap ? cap * 2 : 256;
-            struct process *grown = realloc(all, cap * sizeof *all);
-            if (!grown) _exit(70);
-            all = grown;
-        }
-        all[n++] = (struct process){atoi(entry->d_name), parent, parent == root};
-    }
-    closedir(proc);
-    for (bool grew = true; grew;) {
-        grew = false;
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < n && !all[i].below; j++)
-                if (all[j].below && all[i].parent == all[j].pid) all[i].below = grew = true;
-    }
-    for (size_t i = 0; i < n; i++)
-        if (all[i].below && kill(all[i].pid, sig) == 0) killed++;
-    free(all);
-    return killed;
-}
-
-/* --- the keeper --- */
-
-struct keeper { pid_t command; int control; struct keeper_note note; bool reported; u64 kill_at_ns; bool killing; };
-
-static void report(struct keeper *k, int kind) {
-    struct rusage all;
-    getrusage(RUSAGE_CHILDREN, &all);
+static void tell(struct keeper *k, u32 kind, const struct buf *changes) {
+    struct bytes body = changes ? bytes_of(changes) : (struct bytes){NULL, 0};
+    int file = -1;
     k->note.kind = kind;
-    k->note.user_ns = (u64)all.ru_utime.tv_sec * 1000000000u + (u64)all.ru_utime.tv_usec * 1000u;
-    k->note.system_ns = (u64)all.ru_stime.tv_sec * 1000000000u + (u64)all.ru_stime.tv_usec * 1000u;
-    k->note.max_rss_bytes = (u64)all.ru_maxrss * 1024;
-    send(k->control, &k->note, sizeof k->note, MSG_NOSIGNAL);
+    k->note.changes_n = (u32)body.n;
+    k->note.in_file = body.n > INLINE_MOST;
+    if (k->note.in_file) {
+        file = memory_file("changes", body.p, body.n, UNSEALED);
+        body.n = 0;
+        if (file < 0) {
+            k->note.state = STATE_LOST;
+            k->note.in_file = false;
+            k->note.changes_n = 0;
+        }
+    }
+    message_send(k->control, (struct bytes){(u8 *)&k->note, sizeof k->note}, body, &file, file >= 0);
+    close_fd(&file);
 }
+
+/* --- what the shell says of its state --- */
+
+/* The trap has printed the exported variables into the file and asks whether they are as they were. An empty line is yes.
+ * Anybody may ask who has the descriptor; a wrong answer to them is lost on the state of their own command. */
+static void answer(struct keeper *k) {
+    struct launch *l = &k->launch;
+    struct stat st;
+    char asked[16];
+    ssize_t n = read(l->ask[0], asked, sizeof asked);
+    if (n == 0) close_fd(&l->ask[0]); /* everybody who could ask is gone */
+    if (n <= 0) return;
+    k->said_same = k->order.text_n && !l->fell_back && fstat(l->state_fd, &st) == 0 &&
+                   (u64)st.st_size == k->order.text_n && text_hash(l->state_fd, k->order.text_n) == k->order.text_hash;
+    (void)!write(l->answer[1], k->said_same ? "\n" : "x\n", k->said_same ? 1 : 2);
+}
+
+static void look_at_state(struct keeper *k, struct buf *changes) {
+    struct launch *l = &k->launch;
+    struct left left;
+    k->note.state = STATE_LOST;
+    if (!l->carry) return;
+    if (k->said_same) {
+        k->note.state = STATE_SAME;
+        return;
+    }
+    if (state_read(l->state_fd, STATE_AT, &left)) {
+        k->note.state = STATE_CHANGED;
+        k->note.text_n = left.text_n;
+        k->note.text_hash = text_hash(l->state_fd, left.text_n);
+        /* After a fall back the directory counts as changed: the agent is told once, not each time. */
+        state_delta(&left, l->fell_back ? "" : l->start_cwd, l->envp, changes);
+    } else if (left.too_large) {
+        k->note.state = STATE_TOO_LARGE;
+    }
+    left_free(&left);
+}
+
+/* --- waiting for it --- */
+
+static u64 micro(struct timeval t) { return ((u64)t.tv_sec * 1000000u + (u64)t.tv_usec) * 1000u; }
 
 /* Collects the dead; false when no child is left. */
 static bool reap(struct keeper *k) {
     for (;;) {
         int status;
-        pid_t pid = waitpid(-1, &status, WNOHANG);
+        struct rusage usage;
+        pid_t pid = wait4(-1, &status, WNOHANG, &usage);
         if (pid == 0) return true;
-        if (pid < 0) return errno == EINTR;
-        if (pid == k->command && !k->reported) {
-            k->note.exited_ns = now_ns();
-            k->note.status = status;
-            k->reported = true;
-            report(k, K_EXITED);
-        }
+        if (pid < 0 && errno == EINTR) continue;
+        if (pid < 0) return false;
+        k->note.user_ns += micro(usage.ru_utime);
+        k->note.system_ns += micro(usage.ru_stime);
+        if ((u64)usage.ru_maxrss * 1024 > k->note.max_rss_bytes) k->note.max_rss_bytes = (u64)usage.ru_maxrss * 1024;
+        if (pid != k->command || k->exited) continue;
+        k->note.exited_ns = now_ns();
+        k->note.status = status;
+        k->exited = true;
     }
+}
+
+static void signal_command(struct keeper *k, int sig) {
+    if (kill_descendants(getpid(), sig) < 0 && !k->exited) kill(-k->command, sig); /* no /proc: its session at least */
 }
 
 static void kill_tree(struct keeper *k) {
     struct pollfd none = {.fd = -1};
+    u64 start = now_ns();
     /* A process can be born between the look and the kill; its parent is dead then, so it is ours in the next round. */
-    for (u64 start = now_ns(); reap(k) && now_ns() - start < 5000000000u;) {
-        kill_descendants(getpid(), SIGKILL);
+    for (;;) {
+        k->note.survived = reap(k);
+        if (!k->note.survived || now_ns() - start > KILL_PATIENCE_S * 1000000000ull) return;
+        signal_command(k, SIGKILL);
         poll(&none, 1, 1);
     }
 }
 
+static void obey(struct keeper *k) {
+    struct order order;
+    int fds[MESSAGE_FDS];
+    ssize_t n = message_recv(k->control, &order, sizeof order, fds, MSG_DONTWAIT);
+    if (n < 0 && errno == EAGAIN) return;
+    if (n <= 0) { /* the runner is gone */
+        kill_tree(k);
+        _exit(0);
+    }
+    if (order.kind != ORDER_END || order.serial != k->order.serial || k->killing) return;
+    signal_command(k, SIGTERM);
+    k->killing = true;
+    k->kill_at_ns = now_ns() + order.grace_ns;
+}
+
+/* Until nothing of the command is left. */
+static void attend(struct keeper *k) {
+    bool told = false;
+    for (bool children_left = true; children_left;) {
+        struct pollfd fds[] = {{.fd = k->control, .events = POLLIN}, {.fd = k->children, .events = POLLIN},
+                               {.fd = k->launch.ask[0], .events = POLLIN}};
+        u64 now = now_ns();
+        u64 left_ms = !k->killing ? 0 : k->kill_at_ns <= now ? 0 : (k->kill_at_ns - now) / 1000000 + 1;
+        int ready = poll(fds, 3, !k->killing ? -1 : left_ms < 60000 ? (int)left_ms : 60000);
+        if (ready > 0 && fds[2].revents) answer(k);
+        if (ready > 0 && fds[0].revents) obey(k);
+        struct signalfd_siginfo info;
+        if (ready > 0 && fds[1].revents) (void)!read(k->children, &info, sizeof info); /* one stands for all: not queued */
+        if (k->killing && now_ns() >= k->kill_at_ns) {
+            kill_tree(k);
+            children_left = false;
+        } else {
+            children_left = reap(k);
+        }
+        if (!k->exited || told) continue;
+        struct buf changes = {0};
+        look_at_state(k, &changes);
+        k->note.is_alone = !children_left && !k->note.survived;
+        tell(k, NOTE_EXITED, &changes);
+        buf_free(&changes);
+        close_fd(&k->launch.state_fd);
+        close_fd(&k->launch.ask[0]);
+        told = true;
+    }
+    if (k->note.is_alone) return; /* that was said already */
+    k->note.is_alone = !k->note.survived;
+    tell(k, NOTE_GONE, NULL);
+    if (k->note.is_alone) return;
+    while (reap(k)) { /* what would not die may yet; nobody else is served */
+        struct pollfd fds[] = {{.fd = k->control, .events = POLLIN}};
+        if (poll(fds, 1, 100) > 0) obey(k);
+    }
+    _exit(0);
+}
+
+/* --- a command --- */
+
+/* The command goes before the runner. A moment after its exec: before that the file is not its own to write. */
 static void prefer_as_oom_victim(pid_t pid) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/oom_score_adj", (int)pid);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
-    (void)!write(fd, "1000", 4); /* the command goes before the runner */
+    (void)!write(fd, "1000", 4);
     close(fd);
 }
 
-static _Noreturn void keep(struct launch *l, int control) {
-    struct keeper k = {.control = control};
+static bool find_who(struct keeper *k) {
+    if (!k->order.has_user) return true;
+    char *text = field_text(k->launch.request, T_USER);
+    const char *problem = k->order.who_known || !text ? NULL : user_find(text, &k->order.who);
+    free(text);
+    k->launch.user = &k->order.who;
+    k->note.who = k->order.who;
+    k->note.who_known = !problem;
+    if (problem) snprintf(k->note.reason, sizeof k->note.reason, "%s", problem);
+    return !problem;
+}
+
+static void start(struct keeper *k) {
+    struct launch *l = &k->launch;
+    const char *code = "user", *reason = k->note.reason;
+    k->command = -1;
+    k->note.is_alone = true;
+    if (!find_who(k) || !launch_prepare(l, &code, &reason)) {
+        snprintf(k->note.code, sizeof k->note.code, "%s", code);
+        if (reason != k->note.reason) snprintf(k->note.reason, sizeof k->note.reason, "%s", reason);
+        tell(k, NOTE_REFUSED, NULL);
+        return;
+    }
+    k->command = launch_start(l);
+    k->note.started_ns = now_ns();
+    k->note.fell_back = l->fell_back;
+    k->note.stage = (int)l->stage;
+    k->note.error = l->error;
+    if (k->command < 0) {
+        tell(k, NOTE_FAILED, NULL);
+        return;
+    }
+    prefer_as_oom_victim(k->command);
+    int *const handed[] = {&l->out_fd, &l->in_fd, &l->script_fd, &l->rc_fd, &l->ask[1], &l->answer[0]};
+    for (size_t i = 0; i < sizeof handed / sizeof *handed; i++) close_fd(handed[i]);
+    k->note.is_alone = false;
+    attend(k);
+}
+
+static void serve(struct keeper *k, const u8 *body, size_t body_n, int fds[MESSAGE_FDS]) {
+    struct order *o = &k->order;
+    size_t n = (size_t)o->cwd_n + o->env_n + o->request_n;
+    u8 *from_file = NULL;
+    if (o->in_file) {
+        body = from_file = xmalloc(n);
+        if (!read_all(fds[1], from_file, n)) _exit(74); /* EX_IOERR */
+        close_fd(&fds[1]);
+    } else if (body_n != n) {
+        _exit(76); /* EX_PROTOCOL */
+    }
+    k->exited = k->killing = k->said_same = false;
+    k->note = (struct note){.serial = o->serial};
+    char *cwd = xstrndup(body, o->cwd_n);
+    k->launch = NOT_LAUNCHED;
+    k->launch.request = (struct bytes){body + o->cwd_n + o->env_n, o->request_n};
+    k->launch.env = (struct bytes){body + o->cwd_n, o->env_n};
+    k->launch.cwd = cwd;
+    k->launch.identify = o->identify;
+    k->launch.out_fd = fds[0];
+    start(k);
+    launch_free(&k->launch);
+    free(cwd);
+    free(from_file);
+}
+
+_Noreturn void keeper_main(int control) {
+    static u8 message[sizeof(struct order) + INLINE_MOST];
+    static struct keeper k;
     sigset_t signals;
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_NAME, "rayroll-keeper", 0, 0, 0);
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
-    int children = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-
-    k.command = launch_child(l, &k.note.error);
-    k.note.started_ns = now_ns();
-    k.note.fell_back = l->fell_back;
-    close(l->out_fd); /* or the runner would never see the end of the output */
-    if (l->in_fd >= 0) close(l->in_fd);
-    if (k.command < 0) {
-        report(&k, K_FAILED);
-        _exit(0);
-    }
-    if (l->state_fd >= 0) close(l->state_fd);
-    prefer_as_oom_victim(k.command);
-
-    while (reap(&k)) {
-        struct pollfd fds[] = {{.fd = control, .events = POLLIN}, {.fd = children, .events = POLLIN}};
-        u64 now = now_ns();
-        int wait_ms = !k.killing ? -1 : k.kill_at_ns <= now ? 0 : (int)((k.kill_at_ns - now) / 1000000 + 1);
-        poll(fds, 2, wait_ms);
-        struct signalfd_siginfo info;
-        while (read(children, &info, sizeof info) > 0) {}
-        if (fds[0].revents) {
-            struct keeper_order order;
-            if (recv(control, &order, sizeof order, MSG_DONTWAIT) != (ssize_t)sizeof order) {
-                kill_tree(&k); /* the runner is gone */
-                break;
-            }
-            kill_descendants(getpid(), SIGTERM);
-            k.killing = true;
-            k.kill_at_ns = now_ns() + order.grace_ns;
-        }
-        if (k.killing && now_ns() >= k.kill_at_ns) {
-            kill_tree(&k);
-            break;
-        }
-    }
-    report(&k, K_GONE);
-    _exit(0);
-}
-
-pid_t keeper_start(struct launch *l, int *control_fd) {
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return -1;
-    pid_t pid = fork();
-    if (pid == 0) {
-        /* Only what this command needs stays open: another request's pipe held here would never end, and the channel
-         * is not the keeper's. Low numbers first, then everything above them is closed at once. */
-        int *const wanted[] = {&pair[1], &l->out_fd, &l->in_fd, &l->state_fd, &l->script_fd, &rc_fd, &runner_fd};
-        enum { COUNT = sizeof wanted / sizeof *wanted, FIRST = 10 };
-        for (int i = 0; i < COUNT; i++)
-            if (*wanted[i] >= 0) *wanted[i] = fcntl(*wanted[i], F_DUPFD_CLOEXEC, 100);
-        null_stdio();
-        for (int i = 0; i < COUNT; i++) {
-            if (*wanted[i] >= 0) *wanted[i] = dup3(*wanted[i], FIRST + i, O_CLOEXEC);
-            else close(FIRST + i);
-        }
-        for (int fd = 3; fd < FIRST; fd++) close(fd);
-        close_from(FIRST + COUNT);
-        if (chdir("/")) _exit(70); /* not to hold the agent's directory */
-        keep(l, pair[1]);
-    }
-    close(pair[1]);
-    if (pid < 0) close(pair[0]);
-    else *control_fd = pair[0];
-    return pid;
-}
-
-/* --- everything at once --- */
-
-void kill_everything(u64 patience_ns) {
-    struct pollfd none = {.fd = -1};
-    u64 start = now_ns();
-    while (now_ns() - start < patience_ns) {
-        int status;
-        /* Everybody in this pid namespace but ourselves. Where we are not its init this would kill the machine. */
-        if (is_init) kill(-1, SIGKILL);
-        else kill_descendants(getpid(), SIGKILL);
-        pid_t pid;
-        while ((pid = waitpid(-1, &status, WNOHANG)) > 0) request_child_died(pid, status);
-        if (pid < 0 && errno == ECHILD) return;
-        poll(&none, 1, 1);
+    k.control = control;
+    k.children = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    for (;;) {
+        int fds[MESSAGE_FDS];
+        ssize_t n = message_recv(control, message, sizeof message, fds, 0);
+        if (n < (ssize_t)sizeof k.order) _exit(0); /* the runner is gone, or done with us */
+        memcpy(&k.order, message, sizeof k.order);
+        if (k.order.kind == ORDER_RUN) serve(&k, message + sizeof k.order, (size_t)n - sizeof k.order, fds);
     }
 }

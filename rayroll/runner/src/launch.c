@@ -1,28 +1,56 @@
-/* From a request to a running shell: which program, with which arguments, variables, directory, user and limits. */
-#include "rr.h"
+#include "launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <limits.h>
-#include <linux/capability.h>
-#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-struct rlimit_rule rlimit_rules[8];
-int rlimit_count;
+#include "state.h"
+#include "system.h"
+#include "wire.h"
 
-/* Linux refuses one argument or one NAME=value of this many bytes (MAX_ARG_STRLEN), end byte included. */
-enum { ARG_MAX_BYTES = 128 << 10, ARGS_MAX = 64 << 10 };
+enum {
+    ARG_MOST = 128 << 10, /* MAX_ARG_STRLEN: Linux refuses one argument or one NAME=value of this size, its NUL included */
+    RLIMITS = 8,
+};
 
-static bool is_bash(const char *shell) { return strstr(shell, "/bash") != NULL; }
+struct shared shared = {-1, -1};
+const int ignored_signals[IGNORED_COUNT] = {SIGPIPE, SIGHUP, SIGXFSZ, SIGXCPU};
+
+static struct { int resource; rlim_t value; } rlimits[RLIMITS];
+static int rlimit_count;
+
+void shared_open(void) {
+    static const char text[] = "unset BASH_ENV\n" STATE_TRAP "\n";
+    shared.rc_fd = memory_file("rc", text, sizeof text - 1, SEALED);
+    shared.runner_fd = open("/proc/self/exe", O_PATH | O_CLOEXEC); /* it may be executable and not readable */
+}
+
+bool rlimit_add(const char *rule) {
+    static const struct { const char *name; int resource; } names[] = {
+        {"nproc", RLIMIT_NPROC}, {"as", RLIMIT_AS},     {"fsize", RLIMIT_FSIZE}, {"nofile", RLIMIT_NOFILE},
+        {"core", RLIMIT_CORE},   {"cpu", RLIMIT_CPU},   {"data", RLIMIT_DATA},   {"stack", RLIMIT_STACK},
+    };
+    const char *equals = strchr(rule, '=');
+    char *end;
+    if (!equals || rlimit_count == RLIMITS) return false;
+    errno = 0;
+    unsigned long long value = strtoull(equals + 1, &end, 10);
+    if (equals[1] < '0' || equals[1] > '9' || *end || errno) return false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strlen(names[i].name) == (size_t)(equals - rule) && !strncmp(rule, names[i].name, (size_t)(equals - rule))) {
+            rlimits[rlimit_count].resource = names[i].resource;
+            rlimits[rlimit_count++].value = value;
+            return true;
+        }
+    return false;
+}
 
 /* By absolute path only: PATH belongs to the agent. */
 const char *find_shell(void) {
@@ -33,64 +61,33 @@ const char *find_shell(void) {
     return NULL;
 }
 
-static bool as_number(const char *text, unsigned long *value) {
-    char *end;
-    errno = 0;
-    *value = strtoul(text, &end, 10);
-    return *text && !*end && !errno && *value < 0xffffffffu;
-}
+/* --- lists --- */
 
-/* "name", "uid", "uid:gid", "name:group", as Docker's USER. */
-bool find_user(const char *text, uid_t *uid, gid_t *gid, char home[256], char name[64]) {
-    char user[128];
-    unsigned long number;
-    if (snprintf(user, sizeof user, "%s", text) >= (int)sizeof user) return false;
-    char *group = strchr(user, ':');
-    if (group) *group++ = 0;
-    bool numeric = as_number(user, &number);
-    struct passwd *entry = numeric ? getpwuid((uid_t)number) : getpwnam(user);
-    if (!entry && !numeric) return false;
-    *uid = entry ? entry->pw_uid : (uid_t)number;
-    *gid = entry ? entry->pw_gid : (gid_t)number;
-    snprintf(home, 256, "%s", entry ? entry->pw_dir : "/");
-    snprintf(name, 64, "%.63s", entry ? entry->pw_name : user);
-    if (!group) return true;
-    if (as_number(group, &number)) {
-        *gid = (gid_t)number;
-        return true;
-    }
-    struct group *found = getgrnam(group);
-    if (found) *gid = found->gr_gid;
-    return found != NULL;
-}
+struct list { char **items; size_t n; }; /* NULL-terminated once something is in it */
 
-/* --- variables --- */
-
-struct list { char **items; size_t n; };
-
-static void list_add(struct list *l, const char *entry) {
-    char **grown = realloc(l->items, (l->n + 2) * sizeof *grown);
-    if (!grown) _exit(70);
-    l->items = grown;
-    l->items[l->n++] = xstrndup(entry, strlen(entry));
+static void list_add(struct list *l, const char *item) {
+    if ((l->n & (l->n + 1)) == 0) l->items = xrealloc(l->items, 2 * (l->n + 1) * sizeof *l->items);
+    l->items[l->n++] = xstrdup(item);
     l->items[l->n] = NULL;
 }
 
 static void set_variable(struct list *l, const char *entry) {
-    size_t name = strcspn(entry, "=") + 1;
     for (size_t i = 0; i < l->n; i++)
-        if (!strncmp(l->items[i], entry, name)) {
+        if (!compare_names(l->items[i], entry)) {
             free(l->items[i]);
-            l->items[i] = xstrndup(entry, strlen(entry));
+            l->items[i] = xstrdup(entry);
             return;
         }
     list_add(l, entry);
 }
 
 static void set_pair(struct list *l, const char *name, const char *value) {
-    char entry[512];
-    snprintf(entry, sizeof entry, "%s=%s", name, value);
-    set_variable(l, entry);
+    struct buf entry = {0};
+    buf_add(&entry, name, strlen(name));
+    buf_add(&entry, "=", 1);
+    buf_add(&entry, value, strlen(value) + 1);
+    set_variable(l, (char *)entry.p);
+    buf_free(&entry);
 }
 
 /* Calls `add` for every NUL-terminated (or last, unterminated) item. */
@@ -104,169 +101,214 @@ static void each_item(struct bytes items, struct list *l, void (*add)(struct lis
     }
 }
 
-/* A program named without a slash is looked up in the PATH it will run with. */
-static char *resolved(const char *name, char *const *envp) {
-    const char *path = "/usr/local/bin:/usr/bin:/bin";
-    char full[PATH_MAX];
-    if (strchr(name, '/')) return xstrndup(name, strlen(name));
-    for (char *const *e = envp; e && *e; e++)
-        if (!strncmp(*e, "PATH=", 5)) path = *e + 5;
-    while (*path) {
-        size_t n = strcspn(path, ":");
-        if (n && snprintf(full, sizeof full, "%.*s/%s", (int)n, path, name) < (int)sizeof full && access(full, X_OK) == 0)
-            return xstrndup(full, strlen(full));
-        path += n + (path[n] == ':');
-    }
-    return xstrndup(name, strlen(name));
+static const char *value_of(const struct list *env, const char *name) {
+    size_t n = strlen(name);
+    for (size_t i = 0; i < env->n; i++)
+        if (!strncmp(env->items[i], name, n) && env->items[i][n] == '=') return env->items[i] + n + 1;
+    return NULL;
+}
+
+static void free_items(char **items) {
+    for (char **i = items; i && *i; i++) free(*i);
+    free(items);
+}
+
+/* --- preparing --- */
+
+/* A BASH_ENV of the agent's own acts in the shells that its command starts, as in a session that goes on; not in the
+ * command's own shell, whose exit code it could change. */
+static int rc_with(const char *bash_env, bool carry) {
+    struct buf text = {0};
+    buf_add(&text, "export BASH_ENV='", 17);
+    for (const char *c = bash_env; *c; c++) buf_add(&text, *c == '\'' ? "'\\''" : c, *c == '\'' ? 4 : 1);
+    buf_add(&text, "'\n", 2);
+    if (carry) buf_add(&text, STATE_TRAP "\n", sizeof STATE_TRAP);
+    int fd = memory_file("rc", text.p, text.n, SEALED);
+    buf_free(&text);
+    return fd;
 }
 
 /* The script is one argument where it fits, so that bash prints just what `bash -c` prints; a descriptor where not. */
-static const char *shell_args(struct launch *l, struct bytes script, struct list *args) {
-    const char *shell = find_shell();
-    if (!shell) return "shell: the image has no shell (looked for bash and sh in /bin, /usr/bin, /usr/local/bin, /busybox)";
-    if (memchr(script.p, 0, script.n)) return "arguments: the script holds a NUL byte";
-    bool bash = is_bash(shell), fits = script.n + 32 < ARG_MAX_BYTES;
-    char file[40], trap[160];
-    snprintf(file, sizeof file, "/proc/self/fd/%d", FD_SCRIPT);
-    if (!fits && (l->script_fd = memfd_with("script", script.p, script.n, false)) < 0)
-        return "arguments: no memory for the script";
+static const char *shell_args(struct launch *l, struct bytes script, struct list *args, struct list *env) {
+    const char *shell = find_shell(), *bash_env = value_of(env, "BASH_ENV");
+    if (!shell) return "no shell is left (looked for bash and sh in /bin, /usr/bin, /usr/local/bin, /busybox)";
+    bool fits = script.n < ARG_MOST - 32, is_bash = strstr(shell, "/bash") != NULL;
+    l->program = xstrdup(shell);
+    if (!fits && (l->script_fd = memory_file("script", script.p, script.n, UNSEALED)) < 0) return "no memory for the script";
+    /* In POSIX mode bash reads no BASH_ENV, and is handed its script as any other shell. */
+    l->by_rc = (l->carry || bash_env) && is_bash && !value_of(env, "POSIXLY_CORRECT");
+    if (l->by_rc && bash_env && (l->rc_fd = rc_with(bash_env, l->carry)) < 0) return "no memory for the start-up file";
+    if (l->by_rc) set_pair(env, "BASH_ENV", RC_PATH);
+    const char *name = is_bash ? "bash" : "sh"; /* what its messages begin with */
+    list_add(args, name);
     char *text = xstrndup(script.p, script.n);
-    l->program = xstrndup(shell, strlen(shell));
-    list_add(args, bash ? "bash" : "sh"); /* what its messages begin with */
-    if (bash || !l->carry) {
+    if (!l->carry || l->by_rc) {
         if (fits) list_add(args, "-c");
-        list_add(args, fits ? text : file);
+        list_add(args, fits ? text : SCRIPT_PATH);
     } else {
-        /* One eval: `shift` first, so that the script does not see itself as $1. */
-        snprintf(trap, sizeof trap, STATE_TRAP "; %s %s", fits ? "eval" : ".", fits ? "\"shift; $1\"" : file);
-        list_add(args, "-c");
-        list_add(args, trap);
-        list_add(args, "sh");
+        list_add(args, "-c"); /* one `eval`, and `shift` first: the script does not see itself as $1 */
+        list_add(args, fits ? STATE_TRAP "; eval \"shift; $1\"" : STATE_TRAP "; . " SCRIPT_PATH);
+        list_add(args, name);
         if (fits) list_add(args, text);
     }
     free(text);
     return NULL;
 }
 
-const char *launch_prepare(struct launch *l, struct bytes request, int out_fd) {
-    struct list env = {0}, args = {0};
-    struct bytes script = field(request, T_SCRIPT), argv = field(request, T_ARGV), given = field(request, T_STDIN);
-    u64 flags = field_num(request, T_FLAGS, 0);
-    char home[256];
-
-    *l = (struct launch){.out_fd = out_fd, .in_fd = -1, .state_fd = -1, .script_fd = -1};
-    l->carry = (flags & FLAG_CARRY) && script.p;
-    l->cwd = field_text(request, T_CWD);
-    l->cwd_given = l->cwd != NULL;
-    if (!l->cwd) l->cwd = xstrndup(carried.cwd, strlen(carried.cwd));
-
-    if (!(flags & FLAG_CLEAN_ENV)) each_item((struct bytes){carried.env.p, carried.env.n}, &env, list_add);
-    if (l->cwd_given) set_pair(&env, "PWD", l->cwd);
-    char *user = field_text(request, T_USER);
-    if (user) {
-        bool found = find_user(user, &l->uid, &l->gid, home, l->user);
-        free(user);
-        if (!found) return "user: no such user in the sandbox";
-        l->switch_user = l->uid != getuid() || l->gid != getgid();
-        if (l->switch_user && geteuid() != 0) return "user: the runner is not root here and cannot become another user";
-        set_pair(&env, "HOME", home);
-        set_pair(&env, "USER", l->user);
-        set_pair(&env, "LOGNAME", l->user);
-    }
-    each_item(field(request, T_ENV), &env, set_variable);
-
-    const char *problem = NULL;
-    if (script.p) problem = shell_args(l, script, &args);
-    else if (argv.p && argv.n) each_item(argv, &args, list_add);
-    else problem = "arguments: neither a script nor arguments";
-    if (!problem && l->carry && is_bash(l->program)) {
-        char entry[64];
-        snprintf(entry, sizeof entry, "BASH_ENV=/proc/self/fd/%d", FD_RC);
-        set_variable(&env, entry);
-    }
-    if (!env.items) env.items = calloc(1, sizeof *env.items);
-    l->envp = env.items;
-    l->args = args.items;
-    if (args.n && !l->program) l->program = resolved(args.items[0], env.items);
-    for (size_t i = 0; i < env.n && !problem; i++)
-        if (strlen(env.items[i]) >= ARG_MAX_BYTES) problem = "arguments: a variable is longer than 131071 bytes";
-    if (!problem && l->carry && (l->state_fd = memfd_with("state", "", 0, false)) < 0)
-        problem = "arguments: no memory for the state";
-    /* A memfd, not a pipe: it needs no feeding, and its end is the end of file. */
-    if (!problem && given.p && given.n && (l->in_fd = memfd_with("stdin", given.p, given.n, false)) < 0)
-        problem = "arguments: no memory for standard input";
-    return problem;
+static void prepare_carrying(struct launch *l) {
+    l->carry = l->carry && shared.rc_fd >= 0 && shared.runner_fd >= 0 &&
+               (l->state_fd = memory_file("state", NULL, 0, UNSEALED)) >= 0 &&
+               pipe2(l->ask, O_CLOEXEC | O_NONBLOCK) == 0 && pipe2(l->answer, O_CLOEXEC | O_NONBLOCK) == 0;
+    /* The shell opens its ends again by name (so that they block there and not here), as who it is by then. Where it may
+     * not, the question fails and the helper runs every time. */
+    if (l->carry && l->user && !user_is_us(l->user))
+        (void)!(fchown(l->ask[0], l->user->uid, (gid_t)-1) || fchown(l->answer[0], l->user->uid, (gid_t)-1));
 }
 
-static void free_list(char **items) {
-    for (char **i = items; i && *i; i++) free(*i);
-    free(items);
+bool launch_prepare(struct launch *l, const char **code, const char **reason) {
+    struct list env = {0}, args = {0};
+    struct bytes script = field(l->request, T_SCRIPT), argv = field(l->request, T_ARGV), given = field(l->request, T_STDIN);
+    u64 flags = field_num(l->request, T_FLAGS, 0);
+    bool is_clean = flags & FLAG_CLEAN_ENV;
+    char *cwd = field_text(l->request, T_CWD);
+
+    l->cwd_given = cwd != NULL;
+    l->start_cwd = cwd ? cwd : xstrdup(l->cwd);
+    l->carry = (flags & FLAG_CARRY) && !is_clean && script.p;
+    prepare_carrying(l);
+
+    if (!is_clean) each_item(l->env, &env, list_add);
+    if (l->cwd_given) set_pair(&env, "PWD", l->start_cwd);
+    if (l->user && (l->identify || is_clean)) {
+        set_pair(&env, "HOME", l->user->home);
+        set_pair(&env, "USER", l->user->name);
+        set_pair(&env, "LOGNAME", l->user->name);
+    }
+    each_item(field(l->request, T_ENV), &env, set_variable);
+
+    *code = "arguments";
+    *reason = NULL;
+    if (script.p && argv.p) *reason = "both a script and arguments";
+    else if (script.p) *reason = shell_args(l, script, &args, &env);
+    else if (argv.n) each_item(argv, &args, list_add);
+    else *reason = "neither a script nor arguments";
+    if (script.p && *reason && !l->program) *code = "shell";
+    for (size_t i = 0; i < env.n && !*reason; i++)
+        if (strlen(env.items[i]) >= ARG_MOST) *reason = "a variable is longer than 131071 bytes";
+    /* A memory file and not a pipe: it needs no feeding, and its end is the end of file. */
+    if (!*reason && given.n && (l->in_fd = memory_file("stdin", given.p, given.n, UNSEALED)) < 0)
+        *reason = "no memory for standard input";
+    if (!env.items) {
+        env.items = xmalloc(sizeof *env.items);
+        *env.items = NULL;
+    }
+    l->envp = env.items;
+    l->args = args.items;
+    return !*reason;
 }
 
 void launch_free(struct launch *l) {
-    free_list(l->envp);
-    free_list(l->args);
+    int *const fds[] = {&l->out_fd, &l->in_fd, &l->script_fd, &l->rc_fd, &l->state_fd, &l->ask[0], &l->ask[1], &l->answer[0],
+                        &l->answer[1]};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) close_fd(fds[i]);
+    free_items(l->envp);
+    free_items(l->args);
     free(l->program);
-    free(l->cwd);
-    if (l->in_fd >= 0) close(l->in_fd);
-    if (l->script_fd >= 0) close(l->script_fd);
-    if (l->out_fd >= 0) close(l->out_fd);
+    free(l->start_cwd);
+    l->envp = l->args = NULL;
+    l->program = l->start_cwd = NULL;
 }
 
-/* --- inside the child; memory is shared with the keeper until the exec --- */
-
-void switch_user(const struct launch *l) {
-    if (!l->switch_user) return;
-    if (initgroups(l->user, l->gid)) setgroups(1, &l->gid);
-    if (setgid(l->gid) || setuid(l->uid)) _exit(126);
-}
+/* --- in the child: its memory is the keeper's until the exec --- */
 
 static bool enter_directory(struct launch *l) {
-    if (chdir(l->cwd) == 0) return true;
+    if (chdir(l->start_cwd) == 0) return true;
     if (l->cwd_given) return false;
     l->fell_back = true;
-    for (char *slash; (slash = strrchr(l->cwd, '/')) && slash != l->cwd;) {
+    for (char *slash; (slash = strrchr(l->start_cwd, '/')) && slash != l->start_cwd;) {
         *slash = 0;
-        if (chdir(l->cwd) == 0) return true;
+        if (chdir(l->start_cwd) == 0) return true;
     }
+    l->start_cwd[1] = 0; /* "/" */
     return chdir("/") == 0;
 }
 
-static void become_command(struct launch *l) {
-    static const int dropped[] = {CAP_SYS_PTRACE, CAP_SYS_ADMIN}; /* with either, the runner could be read or traced */
-    sigset_t none;
-    setsid();
+static void hand_over_descriptors(const struct launch *l) {
     if (l->in_fd >= 0) dup2(l->in_fd, 0);
     dup2(l->out_fd, 1);
     dup2(l->out_fd, 2);
-    if (l->state_fd >= 0) {
-        dup2(l->state_fd, FD_STATE);
-        dup2(runner_fd, FD_RUNNER);
-        if (is_bash(l->program)) dup2(rc_fd, FD_RC);
-    }
     if (l->script_fd >= 0) dup2(l->script_fd, FD_SCRIPT);
-    for (int i = 0; i < rlimit_count; i++) {
-        struct rlimit limit = {rlimit_rules[i].value, rlimit_rules[i].value};
-        setrlimit(rlimit_rules[i].resource, &limit);
-    }
-    for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++) prctl(PR_CAPBSET_DROP, dropped[i], 0, 0, 0);
-    switch_user(l);
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    signal(SIGPIPE, SIG_DFL);
-    signal(SIGHUP, SIG_DFL);
+    if (l->by_rc) dup2(l->rc_fd >= 0 ? l->rc_fd : shared.rc_fd, FD_RC);
+    if (!l->carry) return;
+    int start = open(".", O_PATH | O_CLOEXEC);
+    if (start >= 0) dup2(start, FD_START);
+    dup2(l->state_fd, FD_STATE);
+    dup2(shared.runner_fd, FD_RUNNER);
+    dup2(l->ask[1], FD_ASK);
+    dup2(l->answer[0], FD_ANSWER);
+}
+
+static void reset_signals(void) {
+    sigset_t none;
+    for (int i = 0; i < IGNORED_COUNT; i++) signal(ignored_signals[i], SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-pid_t launch_child(struct launch *l, int *error) {
-    volatile int failed = 0;
+/* A name without a slash is looked for in the PATH it will run with. */
+static void execute(struct launch *l) {
+    if (l->program || strchr(l->args[0], '/')) {
+        execve(l->program ? l->program : l->args[0], l->args, l->envp);
+        return;
+    }
+    const char *path = "/usr/local/bin:/usr/bin:/bin";
+    char full[PATH_MAX];
+    int error = ENOENT;
+    for (char **e = l->envp; *e; e++)
+        if (!strncmp(*e, "PATH=", 5)) path = *e + 5;
+    while (*path) {
+        size_t n = strcspn(path, ":");
+        if (n && snprintf(full, sizeof full, "%.*s/%s", (int)n, path, l->args[0]) < (int)sizeof full) {
+            execve(full, l->args, l->envp);
+            if (errno != ENOENT && errno != ENOTDIR) error = errno;
+            if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) break;
+        }
+        path += n + (path[n] == ':');
+    }
+    errno = error;
+}
+
+static void become_command(struct launch *l) {
+    setsid();
+    for (int i = 0; i < rlimit_count; i++) {
+        struct rlimit limit = {rlimits[i].value, rlimits[i].value};
+        setrlimit(rlimits[i].resource, &limit);
+    }
+    l->stage = STAGE_USER;
+    if (l->user && !user_become(l->user)) return;
+    l->stage = STAGE_DIRECTORY;
+    if (!enter_directory(l)) return;
+    l->stage = STAGE_PROGRAM;
+    hand_over_descriptors(l);
+    reset_signals();
+    execute(l);
+}
+
+pid_t launch_start(struct launch *l) {
+    l->error = 0;
+    l->fell_back = false;
     pid_t pid = vfork();
     if (pid == 0) {
         become_command(l);
-        if (enter_directory(l)) execve(l->program, l->args, l->envp);
-        failed = errno;
+        l->error = errno ? errno : EIO;
         _exit(127);
     }
-    *error = pid < 0 ? errno : failed;
-    return pid < 0 || failed ? -1 : pid;
+    if (pid < 0) {
+        l->stage = STAGE_FORK;
+        l->error = errno;
+        return -1;
+    }
+    if (!l->error) return pid;
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+    return -1;
 }

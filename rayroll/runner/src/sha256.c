@@ -1,5 +1,4 @@
-/* SHA-256 (FIPS 180-4), for digests of file trees. */
-#include "rr.h"
+#include "sha256.h"
 
 #include <string.h>
 

@@ -1,139 +1,267 @@
-/* The directory and the exported variables that one command leaves to the next.
- *
- * No long-lived shell: each command's shell, as it exits, runs `runner state` from an EXIT trap. That helper sees the
- * shell's directory as its own and the exported variables as its environment, and writes both, in binary, to a memfd
- * that the runner reads afterwards. So no shell text is parsed, and `exit`, `set -e` or an open quote lose nothing. */
-#include "rr.h"
+#include "state.h"
 
 #include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "main.h"
+#include "system.h"
+
 extern char **environ;
 
-enum { STATE_MAX = 4 << 20, STATE_MAGIC = 0x31535252 };
-struct state_head { u32 magic, cwd_n, env_n; };
+enum { STATE_MAGIC = 0x31535252 }; /* "RRS1" */
+struct state_head { u32 magic, cwd_n, env_n, reserved; u64 text_n; };
 
-/* Set by the shell or by us for one command; carrying them would be noise or a trap. */
+struct state born;
+static struct state *states[STATE_USERS];
+static int state_count;
+
+/* --- lists of variables --- */
+
+static size_t name_length(const char *entry) { return strcspn(entry, "="); }
+
+int compare_names(const char *a, const char *b) {
+    size_t n = name_length(a), m = name_length(b);
+    int order = memcmp(a, b, n < m ? n : m);
+    return order ? order : (n > m) - (n < m);
+}
+
+static int by_name(const void *a, const void *b) { return compare_names(*(const char *const *)a, *(const char *const *)b); }
+
+struct list { const char **items; size_t n; };
+
+static void list_add(struct list *l, const char *item) {
+    if ((l->n & (l->n - 1)) == 0) l->items = xrealloc(l->items, (l->n ? 2 * l->n : 1) * sizeof *l->items);
+    l->items[l->n++] = item;
+}
+
+static void list_sort(struct list *l) {
+    if (l->n) qsort(l->items, l->n, sizeof *l->items, by_name);
+}
+
+static struct list list_of(const struct buf *env) { /* the last item is NUL-terminated: state_read saw to it */
+    struct list l = {0};
+    for (size_t at = 0; at < env->n; at += strlen((const char *)env->p + at) + 1) list_add(&l, (const char *)env->p + at);
+    return l;
+}
+
+static void add_entry(struct buf *env, const char *entry) { buf_add(env, entry, strlen(entry) + 1); }
+
+static bool has_name(const char *entry, const char *name) { return !strncmp(entry, name, strlen(name)) && entry[strlen(name)] == '='; }
+
+/* Set by the shell or by us for one command; carrying them would be noise. With SSH_CLIENT, Debian's bash reads ~/.bashrc
+ * for every `bash -c` and not BASH_ENV. */
 static bool is_carried(const char *entry) {
-    static const char *const names[] = {"_=", "SHLVL=", "BASH_ENV="};
+    static const char *const names[] = {"_", "_rr", "SHLVL", "SSH_CLIENT", "SSH2_CLIENT"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strncmp(entry, names[i], strlen(names[i]))) return false;
-    return strchr(entry, '=') != NULL;
+        if (has_name(entry, names[i])) return false;
+    return name_length(entry) && strchr(entry, '=') && strcmp(entry, "BASH_ENV=" RC_PATH);
 }
 
-static void add_environ(struct buf *env) {
+static void own_environment(struct buf *env) {
+    struct list l = {0};
     for (char **e = environ; *e; e++)
-        if (is_carried(*e)) buf_add(env, *e, strlen(*e) + 1);
+        if (is_carried(*e)) list_add(&l, *e);
+    list_sort(&l);
+    for (size_t i = 0; i < l.n; i++)
+        if (!i || compare_names(l.items[i - 1], l.items[i])) add_entry(env, l.items[i]);
+    free(l.items);
 }
 
-static char *current_dir(void) {
+static char *own_directory(void) {
     char path[PATH_MAX];
-    return getcwd(path, sizeof path) && path[0] == '/' ? xstrndup(path, strlen(path)) : NULL;
+    return getcwd(path, sizeof path) && path[0] == '/' ? xstrdup(path) : NULL;
 }
 
-void state_init(struct state *s) {
-    s->cwd = current_dir();
-    if (!s->cwd) s->cwd = xstrndup("/", 1);
-    s->env = (struct buf){0};
-    add_environ(&s->env);
-    /* With no terminal, a program that would open an editor or a pager must fail at once, not wait. */
-    if (!getenv("TERM")) buf_add(&s->env, "TERM=dumb", 10);
-    if (!getenv("PATH")) {
-        static const char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        buf_add(&s->env, path, sizeof path);
-    }
-}
+/* --- the file --- */
 
-bool state_write(const struct state *s, int fd) {
+static bool state_write(int fd, off_t at, const char *cwd, const struct buf *env, u64 text_n) {
     struct buf out = {0};
-    struct state_head head = {STATE_MAGIC, (u32)strlen(s->cwd), (u32)s->env.n};
-    buf_add(&out, &head, sizeof head);
-    buf_add(&out, s->cwd, head.cwd_n);
-    buf_add(&out, s->env.p, s->env.n);
+    struct state_head head = {STATE_MAGIC, (u32)strlen(cwd), (u32)env->n, 0, text_n};
+    buf_add(&out, cwd, head.cwd_n);
+    buf_add(&out, env->p, env->n);
     /* The body first, the head last: a reader sees all of it or nothing. */
-    bool ok = out.n < STATE_MAX && ftruncate(fd, 0) == 0 &&
-              pwrite(fd, out.p + sizeof head, out.n - sizeof head, sizeof head) == (ssize_t)(out.n - sizeof head) &&
-              pwrite(fd, out.p, sizeof head, 0) == (ssize_t)sizeof head;
+    bool ok = pwrite(fd, out.p, out.n, at + (off_t)sizeof head) == (ssize_t)out.n &&
+              pwrite(fd, &head, sizeof head, at) == (ssize_t)sizeof head;
     buf_free(&out);
     return ok;
 }
 
-/* Whatever is in the memfd was written by the agent's side: nothing in it is trusted but its own future. */
-bool state_read(struct state *s, int fd) {
+bool state_read(int fd, off_t at, struct left *left) {
     struct state_head head;
-    struct stat st;
-    if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != STATE_MAGIC) return false;
-    if (head.cwd_n == 0 || head.cwd_n >= PATH_MAX || head.env_n > STATE_MAX) return false;
+    *left = (struct left){0};
+    if (pread(fd, &head, sizeof head, at) != (ssize_t)sizeof head || head.magic != STATE_MAGIC) return false;
+    left->too_large = head.env_n > STATE_MOST;
+    if (head.cwd_n == 0 || head.cwd_n >= PATH_MAX || left->too_large) return false;
     size_t size = (size_t)head.cwd_n + head.env_n;
-    if (fstat(fd, &st) || (u64)st.st_size < sizeof head + size) return false;
     u8 *body = xmalloc(size);
-    bool ok = pread(fd, body, size, sizeof head) == (ssize_t)size && body[0] == '/' &&
+    bool ok = pread(fd, body, size, at + (off_t)sizeof head) == (ssize_t)size && body[0] == '/' &&
               !memchr(body, 0, head.cwd_n) && (head.env_n == 0 || body[size - 1] == 0);
     if (ok) {
-        free(s->cwd);
-        s->cwd = xstrndup(body, head.cwd_n);
-        s->env.n = 0;
-        buf_add(&s->env, body + head.cwd_n, head.env_n);
+        left->cwd = xstrndup(body, head.cwd_n);
+        left->text_n = head.text_n <= STATE_AT ? head.text_n : 0;
+        for (size_t i = head.cwd_n; i < size; i += strlen((char *)body + i) + 1)
+            if (is_carried((char *)body + i)) add_entry(&left->env, (char *)body + i);
     }
     free(body);
     return ok;
 }
 
-static const char *variable(const struct buf *env, const char *name, size_t name_n) {
-    for (size_t at = 0; at < env->n; at += strlen((char *)env->p + at) + 1)
-        if (!strncmp((char *)env->p + at, name, name_n)) return (char *)env->p + at;
-    return NULL;
+void left_free(struct left *left) {
+    free(left->cwd);
+    buf_free(&left->env);
 }
 
-/* A directory or variable given with one request is that request's own, unless its script changed it. */
-bool state_take(int fd, struct bytes request) {
-    struct state left = {NULL, {0}};
-    struct buf merged = {0};
-    struct bytes given = field(request, T_ENV);
-    struct buf own = {0};
-    if (!state_read(&left, fd)) return false;
-    buf_add(&own, given.p, given.n);
-    if (own.n) buf_add(&own, "", 1);
-    for (size_t at = 0; at < left.env.n;) {
-        const char *entry = (char *)left.env.p + at;
-        size_t name_n = strcspn(entry, "=") + 1;
-        const char *ours = variable(&own, entry, name_n), *before = variable(&carried.env, entry, name_n);
-        const char *kept = ours && !strcmp(ours, entry) ? before : entry;
-        if (kept) buf_add(&merged, kept, strlen(kept) + 1);
-        at += strlen(entry) + 1;
+u64 text_hash(int fd, u64 text_n) {
+    static u8 chunk[16 << 10];
+    u64 hash = 0;
+    for (u64 at = 0; at < text_n;) {
+        size_t part = text_n - at < sizeof chunk ? (size_t)(text_n - at) : sizeof chunk;
+        ssize_t n = pread(fd, chunk, part, (off_t)at);
+        if (n <= 0) return 0;
+        hash = hash_bytes(hash, chunk, (size_t)n);
+        at += (u64)n;
     }
-    char *cwd = field_text(request, T_CWD);
-    if (!cwd || strcmp(cwd, left.cwd)) {
-        free(carried.cwd);
-        carried.cwd = left.cwd;
-    } else {
-        free(left.cwd);
-    }
-    free(cwd);
-    buf_free(&own);
-    buf_free(&left.env);
-    buf_free(&carried.env);
-    carried.env = merged;
-    return true;
+    return hash;
 }
 
 int state_dump_main(void) {
+    struct stat st;
+    struct buf env = {0};
     const char *logical = getenv("PWD");
-    struct state s = {current_dir(), {0}};
-    if (!s.cwd) s.cwd = xstrndup(logical && *logical == '/' ? logical : "/", logical && *logical == '/' ? strlen(logical) : 1);
-    add_environ(&s.env);
-    return state_write(&s, FD_STATE) ? 0 : 1;
+    char *cwd = own_directory();
+    if (!cwd) cwd = xstrdup(logical && *logical == '/' ? logical : "/"); /* deleted: the next command looks for a parent */
+    own_environment(&env);
+    bool text_whole = fstat(FD_STATE, &st) == 0 && st.st_size <= STATE_AT;
+    return state_write(FD_STATE, STATE_AT, cwd, &env, text_whole ? (u64)st.st_size : 0) ? 0 : 1;
 }
 
-int rc_fd = -1, runner_fd = -1;
+/* --- what a command changed --- */
 
-void shared_open(void) {
-    static const char text[] = "unset BASH_ENV\n" STATE_TRAP "\n";
-    rc_fd = memfd_with("rc", text, sizeof text - 1, true);
-    runner_fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, struct buf *delta) {
+    struct list before = {0}, after = list_of(&left->env);
+    u32 cwd_n = strcmp(left->cwd, start_cwd) ? (u32)strlen(left->cwd) : 0;
+    buf_add(delta, &cwd_n, sizeof cwd_n);
+    buf_add(delta, left->cwd, cwd_n);
+    for (char *const *e = start_env; *e; e++)
+        if (is_carried(*e)) list_add(&before, *e);
+    list_sort(&before);
+    list_sort(&after);
+    for (size_t i = 0, j = 0; i < before.n || j < after.n;) {
+        int order = i == before.n ? 1 : j == after.n ? -1 : compare_names(before.items[i], after.items[j]);
+        if (order < 0) {
+            buf_add(delta, before.items[i], name_length(before.items[i]));
+            buf_add(delta, "", 1);
+        } else if (order > 0 || strcmp(before.items[i], after.items[j])) {
+            if (!j || compare_names(after.items[j - 1], after.items[j])) add_entry(delta, after.items[j]);
+        }
+        i += order <= 0;
+        j += order >= 0;
+    }
+    free(before.items);
+    free(after.items);
 }
+
+bool state_apply(struct state *s, struct bytes delta) {
+    u32 cwd_n;
+    struct buf changes = {0}, env = {0};
+    if (delta.n < sizeof cwd_n) return false;
+    memcpy(&cwd_n, delta.p, sizeof cwd_n);
+    if (cwd_n >= PATH_MAX || delta.n - sizeof cwd_n < cwd_n) return false;
+    size_t at = sizeof cwd_n + cwd_n;
+    buf_add(&changes, delta.p + at, delta.n - at);
+    if (changes.n && changes.p[changes.n - 1]) buf_add(&changes, "", 1);
+    struct list old = list_of(&s->env), new = list_of(&changes);
+    for (size_t i = 0, j = 0; i < old.n || j < new.n;) { /* both are sorted */
+        int order = i == old.n ? 1 : j == new.n ? -1 : compare_names(old.items[i], new.items[j]);
+        if (order < 0) add_entry(&env, old.items[i]);
+        else if (strchr(new.items[j], '=')) add_entry(&env, new.items[j]);
+        i += order <= 0;
+        j += order >= 0;
+    }
+    free(old.items);
+    free(new.items);
+    bool fits = env.n + cwd_n <= STATE_MOST;
+    bool changed = fits && (cwd_n || changes.n);
+    buf_free(&changes);
+    if (!changed) {
+        buf_free(&env);
+        return fits;
+    }
+    buf_free(&s->env);
+    s->env = env;
+    if (cwd_n) {
+        free(s->cwd);
+        s->cwd = xstrndup(delta.p + sizeof cwd_n, cwd_n);
+    }
+    s->generation++;
+    return true;
+}
+
+void state_identify(struct state *s, const struct user *who) {
+    const char *const pairs[][2] = {{"HOME=", who->home}, {"LOGNAME=", who->name}, {"USER=", who->name}};
+    struct buf delta = {0};
+    u32 cwd_n = 0;
+    buf_add(&delta, &cwd_n, sizeof cwd_n);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        buf_add(&delta, pairs[i][0], strlen(pairs[i][0]));
+        add_entry(&delta, pairs[i][1]);
+    }
+    state_apply(s, bytes_of(&delta));
+    buf_free(&delta);
+    s->is_fresh = false;
+}
+
+/* --- everybody's state --- */
+
+static struct state *state_new(const char *user) {
+    struct state *s = xmalloc(sizeof *s);
+    *s = (struct state){.user = user ? xstrdup(user) : NULL, .is_fresh = true, .cwd = xstrdup(born.cwd)};
+    buf_add(&s->env, born.env.p, born.env.n);
+    states[state_count++] = s;
+    return s;
+}
+
+void states_start(void) {
+    static const char *const foreign[] = {"OLDPWD", "SSH_CONNECTION", "SSH_TTY", "SSH_ORIGINAL_COMMAND"};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) unsetenv(foreign[i]);
+    /* With no terminal, a program that would open an editor or a pager must fail at once, not wait. */
+    setenv("TERM", "dumb", 0);
+    setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 0);
+    born.cwd = own_directory();
+    if (!born.cwd) born.cwd = xstrdup("/");
+    own_environment(&born.env);
+    state_new(NULL);
+}
+
+struct state *state_find(const char *user) {
+    if (one_shot) user = NULL; /* one request, one file of state */
+    for (int i = 0; i < state_count; i++)
+        if (user && states[i]->user ? !strcmp(user, states[i]->user) : user == states[i]->user) return states[i];
+    return NULL;
+}
+
+struct state *state_of(const char *user) {
+    struct state *known = state_find(user);
+    return known || state_count == STATE_USERS ? known : state_new(user);
+}
+
+bool state_load(struct state *s, int fd) {
+    struct left left;
+    if (!state_read(fd, 0, &left)) return false;
+    struct list l = list_of(&left.env);
+    list_sort(&l);
+    s->env.n = 0;
+    for (size_t i = 0; i < l.n; i++) add_entry(&s->env, l.items[i]);
+    free(l.items);
+    free(s->cwd);
+    s->cwd = xstrdup(left.cwd);
+    s->is_fresh = false;
+    left_free(&left);
+    return true;
+}
+
+bool state_save(const struct state *s, int fd) { return ftruncate(fd, 0) == 0 && state_write(fd, 0, s->cwd, &s->env, 0); }
