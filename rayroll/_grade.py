@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -156,12 +157,16 @@ async def fingerprint(live: Live, task: Task) -> dict[str, str]:
 
     Empty where it cannot be read or is larger than ``MOST_HASHED_BYTES``: then nothing is proven.
     """
-    digest = hashlib.sha256()
     try:
         await _check_size(live.runner, live.workdir(task), MOST_HASHED_BYTES)
         tree = await live.runner.download_tree(live.workdir(task))
     except SandboxFileError:
         return {}
+    return {"work": await asyncio.to_thread(_digest, tree)}
+
+
+def _digest(tree: bytes) -> str:
+    digest = hashlib.sha256()
     with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
         for member in archive:
             if not member.isfile() or _CACHES & set(member.name.split("/")):
@@ -169,4 +174,4 @@ async def fingerprint(live: Live, task: Task) -> dict[str, str]:
             file = archive.extractfile(member)
             assert file is not None
             digest.update(member.name.encode(errors="surrogateescape") + b"\0" + file.read() + b"\0")
-    return {"work": digest.hexdigest()}
+    return digest.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,22 @@ def task(name: str = "write", grader: str = GRADER, *, files: Mapping[str, str] 
 async def until(claim: Callable[[], object], *, within_s: float = 60.0) -> None:
     """Wait for something that no event tells."""
     end_s = time.monotonic() + within_s
-    while not claim():  # noqa: ASYNC110
+    while not claim():
         assert time.monotonic() < end_s, "it did not come true in time"
         await asyncio.sleep(0.01)
+
+
+async def until_true(claim: Callable[[], Awaitable[bool]], *, within_s: float = 60.0) -> None:
+    """The same of a claim that takes a while to check."""
+    end_s = time.monotonic() + within_s
+    while not await claim():
+        assert time.monotonic() < end_s, "it did not come true in time"
+        await asyncio.sleep(0.05)
+
+
+async def pause(seconds: float) -> None:
+    """Between two looks at something that no event tells."""
+    await asyncio.sleep(seconds)
 
 
 def left_on_this_node(run_id: str) -> list[str]:

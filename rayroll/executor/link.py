@@ -15,6 +15,7 @@ from rayroll.errors import HostLostError, RayrollError
 from rayroll.executor.host import NodeHost
 from rayroll.executor.line import Line, connect
 from rayroll.executor.messages import Completion, HostInfo, HostSetup, HostStats, Message
+from rayroll.timing import clock_id
 from rayroll.types import Task
 
 __all__ = ["HostLink", "remote_call"]
@@ -84,6 +85,8 @@ class HostLink:
         self._lost: Exception | None = None
         self._line: Line | None = None
         self.info: HostInfo
+        self.same_clock = False
+        """The host's clock is this process's: their readings may be subtracted."""
 
     @property
     def is_lost(self) -> bool:
@@ -104,6 +107,7 @@ class HostLink:
         self._host = actor.remote(self._setup)
         try:
             self.info = await remote_call(self._host.start.remote(), deadline_s=deadline_s, what="start")
+            self.same_clock = self.info.clock_id == await asyncio.to_thread(clock_id) != ""
             await self._open_line()
         except BaseException:
             self.abandon()

@@ -22,7 +22,7 @@ from rayroll.policies import Policy
 from rayroll.policies.random import RandomPolicy
 from rayroll.policies.scripted import ScriptedPolicy
 from rayroll.session import SessionConfig, observation
-from rayroll.timing import Recorder, clock_id
+from rayroll.timing import Recorder
 from rayroll.types import Act, ExecResult, Grade, Rollout, Step, Task, Turn
 
 __all__ = ["PlayConfig", "PolicyFailed", "Sample", "Stage", "play", "rollout_id"]
@@ -145,7 +145,6 @@ class _Attempt:
         """Everything up to here has a phase: what the driver does between two calls belongs to the next or the last."""
         self._policy_ns = 0
         self._thinking: asyncio.Timeout | None = None
-        self._same_clock = link.info.clock_id == clock_id() != ""
         self._steps: list[Step] = []
         self._opened: Opened | None = None
         self._opened_ns: int | None = None
@@ -306,7 +305,7 @@ class _Attempt:
             self._covered_ns,
             done.residence_ns,
             done.spans,
-            same_clock=self._same_clock,
+            same_clock=self._link.same_clock,
             arrived_ns=done.arrived_ns,
         )
 
