@@ -37,7 +37,7 @@ class ImageBudget:
             await self._make_room(keep=name)
 
     def _touch(self, name: str, is_new: bool) -> None:
-        file = self._folder / hashlib.sha256(name.encode()).hexdigest()[:32]
+        file = self._file(name)
         if is_new:
             self._folder.mkdir(parents=True, exist_ok=True)
             file.write_text(name)
@@ -54,6 +54,9 @@ class ImageBudget:
             if name != keep and await self._remove(name):
                 total_bytes -= size_bytes
                 logger.info("image removed to stay within the budget: %s (%d MiB)", name, size_bytes >> 20)
+
+    def _file(self, name: str) -> Path:
+        return self._folder / hashlib.sha256(name.encode()).hexdigest()[:32]
 
     def _names(self) -> list[str]:
         """Least recently used first."""
@@ -73,5 +76,5 @@ class ImageBudget:
         except SubstrateError as error:
             logger.debug("image stays: %s", error)
             return False
-        (self._folder / hashlib.sha256(name.encode()).hexdigest()[:32]).unlink(missing_ok=True)
+        await asyncio.to_thread(self._file(name).unlink, missing_ok=True)
         return True

@@ -1,0 +1,103 @@
+"""Every substrate of this machine keeps its contract; which claims, and why: docs/conformance.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from requirements import check, use_testbed
+
+from rayroll.runner.build import runner_path
+from rayroll.substrates import SandboxSpec
+from rayroll.substrates.docker import DockerConfig
+from rayroll.substrates.local import LocalConfig
+from rayroll.testing import conformance
+from rayroll.testing.conformance import Capability
+from rayroll.testing.conformance._program import program_path
+
+ISOLATED = (Capability.REATTACH, Capability.OWN_PIDS, Capability.INTRUDER, Capability.NETWORK)
+LIMITED = (*ISOLATED, Capability.PID_LIMIT, Capability.MEMORY_LIMIT)
+OTHER_UID = 60888
+
+use_testbed()
+
+TestLocal = pytest.mark.local(conformance.suite(LocalConfig(), promises=LIMITED if os.geteuid() == 0 else ISOLATED))
+TestDocker = pytest.mark.docker(conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS)))
+
+# The same runner and the same engine, so only what depends on the image: its shell, its tools, its read-only root.
+OF_THE_IMAGE = ("commands", "output", "files", "state", "kill", "grading")
+TestDockerWithBusybox = pytest.mark.docker(
+    conformance.suite(DockerConfig(), spec=SandboxSpec(image="busybox:latest"), only=OF_THE_IMAGE, slow=False)
+)
+TestDockerWithPython = pytest.mark.docker(
+    conformance.suite(DockerConfig(), spec=SandboxSpec(image="python:3.11-slim"), only=("commands", "kill"), slow=False)
+)
+TestDockerReadOnly = pytest.mark.docker(
+    conformance.suite(
+        DockerConfig(read_only_root=True, tmpfs_mib={"/tmp": 128}),
+        only=("files", "sabotage", "forgery", "grading"),
+        slow=False,
+    )
+)
+
+
+@pytest.fixture
+def folder_for_anybody() -> Iterator[Path]:
+    """A temporary folder that another user owns; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="rr-") as name:
+        folder = Path(name)
+        os.chown(folder, OTHER_UID, OTHER_UID)
+        yield folder
+
+
+def python_for_anybody() -> tuple[str, dict[str, str]]:
+    """An interpreter that another user can execute, with this process's packages, and the environment it needs."""
+    env = {
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p.endswith("site-packages")),
+        "PATH": os.environ["PATH"],
+    }
+    env["PYTHONPATH"] += os.pathsep + str(Path(conformance.__file__).parents[3])
+    for python in (sys.executable, shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")):
+        if python is None:
+            continue
+        try:
+            done = subprocess.run(
+                [python, "-c", "import rayroll.substrates.local"], user=OTHER_UID, group=OTHER_UID, extra_groups=[],
+                env=env, cwd="/", capture_output=True, check=False,
+            )  # fmt: skip
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return python, env
+    message = f"no Python 3.{sys.version_info.minor} here that another user can execute; fix: install it in /usr/bin"
+    if "local" in os.environ.get("RAYROLL_REQUIRE", "").split(","):
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+@pytest.mark.local
+@pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as an ordinary user here already")
+def test_local_conforms_for_an_ordinary_user(folder_for_anybody: Path) -> None:
+    check("local")
+    python, env = python_for_anybody()
+    for source, place in ((runner_path(), "cache/runner"), (program_path(), "cache/testing")):
+        target = folder_for_anybody / place
+        target.mkdir(parents=True)
+        shutil.copy2(source, target)
+    env |= {"RAYROLL_CACHE_DIR": str(folder_for_anybody / "cache"), "TMPDIR": str(folder_for_anybody), "HOME": "/tmp"}
+    promised = [f"--promise={capability.name}" for capability in ISOLATED]
+    done = subprocess.run(
+        [python, "-m", "rayroll.testing.conformance", "local", "--json", "--quick", *promised],
+        user=OTHER_UID, group=OTHER_UID, extra_groups=[], env=env, cwd="/", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    assert {r["name"]: r["reason"] for r in report["results"] if r["outcome"] == "broken"} == {}
+    assert sum(r["outcome"] == "held" for r in report["results"]) > 100
