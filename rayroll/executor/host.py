@@ -70,8 +70,7 @@ class NodeHost:
         if not probe.ok:
             raise InfraFailure(
                 f"this node cannot run {self._setup.substrate!r}: {probe.reason}",
-                fix=probe.fix,
-                node=socket.gethostname(),
+                **{**probe.facts, "fix": probe.fix, "node": socket.gethostname()},
             )
         await self._client.__aenter__()
         _calm_the_collector()
