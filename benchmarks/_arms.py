@@ -54,6 +54,8 @@ class Burst:
     latencies_s: list[float] = field(default_factory=list)
     checked: int = 0
     """Outputs that were compared with what had to be printed."""
+    wrong: list[str] = field(default_factory=list)
+    """Those that differed, of an arm that is not ours to mend; ours raise WrongOutput."""
 
 
 @dataclass(frozen=True, slots=True)

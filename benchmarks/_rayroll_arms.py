@@ -26,6 +26,7 @@ class RunnerArm(Arm):
     """A client in this process, its sandboxes' runners at the other end of open streams; no Ray."""
 
     def __init__(self, substrate: str, envs: int) -> None:
+        self.substrate = substrate
         self.name = f"runner-{substrate}"
         self._client = Client(substrate)
         self._envs = envs

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import sys
 from collections import defaultdict
@@ -27,7 +28,7 @@ from _facts import facts, load_average
 from _rayroll_arms import RayrollArm, RunnerArm
 from _stats import Gate, at_least, below, quantile, show_gates
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 BASELINES = ("docker-exec", "docker-cli", "held-shell", "swe-rex")
@@ -67,65 +68,67 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run every cell. Returns the line to print."""
     line: dict[str, Any] = {"machine": facts(), "skipped": {}}
     cells: list[Cell] = []
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    ) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
         for envs in options.envs:
-            bar = progress.add_task(f"{envs} envs: starting", total=None)
             async with contextlib.AsyncExitStack() as stack:
-                arms = await start_arms(stack, envs, options, line, lambda name, b=bar: note(progress, b, name))
-                runners = [arm for arm in arms if isinstance(arm, RunnerArm)]
-                line["machine"] |= {arm.name.removeprefix("runner-"): await arm.facts() for arm in runners}
+                bar = progress.add_task("", total=None)
+                say = functools.partial(_say, progress, bar, envs)
+                arms = await start_arms(stack, envs, options, line["skipped"], say)
+                line["machine"] |= {arm.substrate: await arm.facts() for arm in arms if isinstance(arm, RunnerArm)}
                 progress.update(bar, total=len(options.output_bytes) * options.rounds * len(arms))
                 for output_bytes in options.output_bytes:
-                    cell = Cell(envs, output_bytes)
-                    cells.append(cell)
-                    load = Load(max(1, options.steps // options.rounds), output_bytes, options.turn_s)
-                    for number in range(-1, options.rounds):  # round -1 warms up and is not kept
-                        warming = number < 0
-                        bursts: dict[str, Burst] = {}
-                        floors = {arm.name: await arm.floor_s(options.floor_n) for arm in runners}
-                        for place in range(len(arms)):
-                            arm = arms[(place + number) % len(arms)]
-                            progress.update(bar, description=f"{envs} envs, {size(output_bytes)}: {arm.name}")
-                            bursts[arm.name] = await arm.burst(Load(2, output_bytes, 1.0) if warming else load)
-                            progress.update(bar, advance=0 if warming else 1)
-                        if not warming:
-                            cell.rounds.append(bursts)
-                            cell.floors_s.append(floors)
+                    cells.append(await measure_cell(Cell(envs, output_bytes), arms, options, say))
+                    show_cell(cells[-1])
     line["machine"]["load_after"] = load_average()
     return line | summary(cells, with_gates=not options.smoke)
 
 
-def note(progress: Progress, bar: Any, name: str) -> None:
-    """Say what is being started."""
-    progress.update(bar, description=name)
+def _say(progress: Progress, bar: TaskID, envs: int, what: str, *, advance: int = 0) -> None:
+    progress.update(bar, description=f"{envs} envs: {what}", advance=advance)
+
+
+async def measure_cell(cell: Cell, arms: Sequence[Arm], options: argparse.Namespace, say: Callable[..., None]) -> Cell:
+    """Let the arms take turns, in another order each round."""
+    for arm in arms:  # a turn of each that does not count: caches, connections, the first fork
+        say(f"warming up {arm.name}")
+        await arm.burst(Load(steps=2, output_bytes=cell.output_bytes, budget_s=1.0))
+    load = Load(max(1, options.steps // options.rounds), cell.output_bytes, options.turn_s)
+    for number in range(options.rounds):
+        first = number % len(arms)
+        cell.floors_s.append({a.name: await a.floor_s(options.floor_n) for a in arms if isinstance(a, RunnerArm)})
+        cell.rounds.append({})
+        for arm in (*arms[first:], *arms[:first]):
+            say(f"{size(cell.output_bytes)}, round {number + 1}: {arm.name}")
+            cell.rounds[-1][arm.name] = await arm.burst(load)
+            say(f"{size(cell.output_bytes)}, round {number + 1}: {arm.name}", advance=1)
+    return cell
 
 
 async def start_arms(
     stack: contextlib.AsyncExitStack,
     envs: int,
     options: argparse.Namespace,
-    line: dict[str, Any],
-    say: Callable[[str], None],
+    skipped: dict[str, str],
+    say: Callable[..., None],
 ) -> list[Arm]:
-    """Start every arm that this machine can run; why another cannot goes into ``line["skipped"]``."""
+    """Start every arm that this machine can run; why another cannot goes into ``skipped``."""
     arms: list[Arm] = []
     containers: list[str] = []
     for substrate in options.substrates:
         for kind in (RunnerArm, RayrollArm):
             arm = kind(substrate, envs)
-            say(f"{envs} envs: starting {arm.name}")
+            say(f"starting {arm.name}")
             await stack.enter_async_context(arm)
             arms.append(arm)
             if substrate == "docker" and isinstance(arm, RunnerArm):
                 containers = await arm.sandbox_ids()
     for baseline in options.baselines:
-        say(f"{envs} envs: starting {baseline}")
+        say(f"starting {baseline}")
         try:
             arms += await start_baseline(stack, baseline, envs, containers)
         except Skipped as reason:
-            line["skipped"][baseline] = str(reason)
+            skipped[baseline] = str(reason)
             console.print(f"[yellow]{baseline} is left out: {reason}")
     return arms
 
@@ -176,6 +179,7 @@ def paths(cell: Cell) -> list[dict[str, Any]]:
             whole.wall_s += burst.wall_s
             whole.latencies_s += burst.latencies_s
             whole.checked += burst.checked
+            whole.wrong += burst.wrong
     return [path(name, cell, burst) for name, burst in pooled.items()]
 
 
@@ -195,6 +199,8 @@ def path(name: str, cell: Cell, burst: Burst) -> dict[str, Any]:
         "round_p50_ms": [round(quantile(medians_ms, q), 3) for q in (0.0, 0.5, 1.0)],
         "steps": len(burst.latencies_s),
         "checked": burst.checked,
+        "wrong": len(burst.wrong),
+        **({"wrong_example": burst.wrong[0]} if burst.wrong else {}),
     }
 
 
@@ -234,25 +240,29 @@ def gates(cells: Sequence[Cell]) -> list[Gate]:
     ]
 
 
-def show(line: dict[str, Any]) -> None:
-    """Tables for people."""
-    for envs, output_bytes in dict.fromkeys((p["envs"], p["output_bytes"]) for p in line["paths"]):
-        table = Table(
-            title=f"{envs} environment{'s' * (envs > 1)}, {size(output_bytes)} of output", title_justify="left"
-        )
-        for column in ("path", "p50 ms", "p95 ms", "p99 ms", "steps/s", "of a rollout", "p50 by round"):
-            table.add_column(column, justify="left" if column == "path" else "right", no_wrap=True)
-        for p in line["paths"]:
-            if (p["envs"], p["output_bytes"]) == (envs, output_bytes):
-                low, _, high = p["round_p50_ms"]
-                share = f"{p['rollout_share']:.3%}"
-                figures = (f"{p[k]:,.2f}" for k in ("p50_ms", "p95_ms", "p99_ms"))
-                table.add_row(p["name"], *figures, f"{p['steps_per_s']:,.0f}", share, f"{low:,.2f} - {high:,.2f}")
-        console.print(table)
-    floor = line["floor_ms"]
+def show_cell(cell: Cell) -> None:
+    """The table of one cell, for people."""
+    title = f"{cell.envs} environment{'s' * (cell.envs > 1)}, {size(cell.output_bytes)} of output"
+    table = Table(title=title, title_justify="left")
+    for column in ("path", "p50 ms", "p95 ms", "p99 ms", "steps/s", "of a rollout", "p50 by round"):
+        table.add_column(column, justify="left" if column == "path" else "right", no_wrap=True)
+    measured = paths(cell)
+    for p in measured:
+        low, _, high = p["round_p50_ms"]
+        figures = (f"{p[k]:,.2f}" for k in ("p50_ms", "p95_ms", "p99_ms"))
+        share = f"{p['rollout_share']:.3%}"
+        table.add_row(p["name"], *figures, f"{p['steps_per_s']:,.0f}", share, f"{low:,.2f} - {high:,.2f}")
+    console.print(table)
+    for p in measured:
+        if p["wrong"]:
+            console.print(f"[red]{p['name']}: {p['wrong']} of {p['steps']} outputs were wrong: {p['wrong_example']}")
+
+
+def show_claims(line: dict[str, Any]) -> None:
+    """The floor, what may be claimed, and where it was measured."""
+    floor, machine = line["floor_ms"], line["machine"]
     console.print(f"floor: fork and exec of the same shell in {floor['in']}: p50 {floor['p50']}, p95 {floor['p95']} ms")
     show_gates(console, line["gates"])
-    machine = line["machine"]
     console.print(
         f"{machine['cpus']} x {machine['cpu']}, {machine['kernel']}, {machine['commit']}, "
         f"load {machine['load_before']} before, {machine['load_after']} after",
@@ -319,7 +329,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure, show, and say whether the claims hold (only with --gate)."""
     options = parse(argv)
     line = asyncio.run(measure(options))
-    show(line)
+    show_claims(line)
     print(json.dumps(line))
     return int(options.gate and not all(gate["passed"] for gate in line["gates"]))
 
