@@ -74,7 +74,11 @@ def copy_prefix(folder: Path) -> None:
     skip = shutil.ignore_patterns("site-packages", "test", "tests", "idlelib", "turtledemo", "ensurepip", "config-*")
     shutil.copytree(PREFIX / library, folder / library, symlinks=True, ignore=skip)
     for shared in (PREFIX / "lib").glob("libpython*.so*"):
-        shutil.copy2(shared, folder / "lib", follow_symlinks=False)
+        target = folder / "lib" / shared.name
+        if shared.is_symlink():
+            target.symlink_to(shared.readlink())
+        else:
+            shutil.copy2(shared, target)
 
 
 def _installed(wanted: list[str]) -> list[metadata.Distribution] | None:
