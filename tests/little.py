@@ -56,6 +56,11 @@ async def until_true(claim: Callable[[], Awaitable[bool]], *, within_s: float = 
         await asyncio.sleep(0.05)
 
 
+async def until_gone(pid: int) -> None:
+    """Wait for the end of a process."""
+    await until_true(lambda: asyncio.to_thread(lambda: not Path(f"/proc/{pid}").exists()))
+
+
 async def pause(seconds: float) -> None:
     """Between two looks at something that no event tells."""
     await asyncio.sleep(seconds)

@@ -54,6 +54,8 @@ class DisturbedConfig(SubstrateConfig):
     """So many first destroys raise and destroy nothing."""
     is_dumb: bool = False
     """Nothing of what a runner says arrives."""
+    gate: Path | None = None
+    """A file without which this node cannot run the substrate."""
     cause: str | None = None
     """What is said about every sandbox's death; None: the truth."""
     ledger: Path | None = None
@@ -83,6 +85,8 @@ class Disturbed(Substrate):
         await self.inner.close()
 
     async def probe(self) -> Probe:
+        if self.config.gate is not None and not self.config.gate.exists():
+            return Probe(False, "the gate is closed")
         return await self.inner.probe()
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
