@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import platform
 import subprocess
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from rayroll.errors import ConfigError
 from rayroll.runner.build import cache_dir, compiler
 
-__all__ = ["program"]
+__all__ = ["program", "program_path"]
 
 SOURCE = Path(__file__).with_name("intruder.c")
 FLAGS = ("-std=c11", "-Os", "-static", "-Wall", "-Wextra", "-Werror")
@@ -24,11 +25,17 @@ def program(machine: str) -> bytes:
     Raises:
         ConfigError: Nothing here can build it.
     """
+    return program_path(machine).read_bytes()
+
+
+def program_path(machine: str | None = None) -> Path:
+    """Where the program for a CPU is, built if need be; None: for this node's own. Raises as ``program``."""
+    machine = machine or platform.machine()
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     target = cache_dir() / "testing" / f"intruder-{digest}-{machine}"
     if not target.exists():
         _build(machine, target)
-    return target.read_bytes()
+    return target
 
 
 def _build(machine: str, target: Path) -> None:

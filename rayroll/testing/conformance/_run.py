@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -10,8 +11,9 @@ from contextlib import asynccontextmanager
 
 from rayroll.errors import ConfigError
 from rayroll.substrates import SandboxSpec, Substrate, SubstrateConfig
+from rayroll.testing import leaks
 from rayroll.testing.conformance._lab import Lab
-from rayroll.testing.conformance._registry import Broken, Capability, Check, NotApplicable, select
+from rayroll.testing.conformance._registry import Broken, Capability, Check, NotApplicable, expect, select
 from rayroll.testing.conformance._report import Outcome, Report, Result
 
 __all__ = ["check", "suite"]
@@ -130,18 +132,23 @@ def suite(
     promises: Sequence[Capability] = (),
     many: int = MANY,
     slow: bool = True,
+    lasting: Sequence[str] = (),
 ) -> type:
     """A class of pytest tests, one per check: bind it to a name that begins with ``Test``.
+
+    Where the substrate's probe says that it cannot run, the tests are skipped with its reason and fix; where the
+    environment's ``RAYROLL_REQUIRE`` names its kind, they fail.
 
     >>> TestMine = conformance.suite(MineConfig())
 
     Args:
         subject: The configuration, or a substrate that is not open yet.
-        spec: As for ``check``, like the rest.
+        spec: As for ``check``, like ``only``, ``promises``, ``many`` and ``slow``.
         only: Names of checks or themes.
         promises: What sandboxes must have.
         many: Sandboxes at the same time.
         slow: Also what takes seconds.
+        lasting: Parts of names of threads and child processes of its SDK that outlive it by design.
     """
     import pytest
 
@@ -155,20 +162,28 @@ def suite(
 
         @pytest.fixture(scope="class")
         def run(self) -> Iterator[Callable[[Check], Result]]:
+            substrate = subject if isinstance(subject, Substrate) else substrate_of(subject)
+            watching = leaks.watch(
+                threads=(*leaks.LASTING_THREADS, *lasting), processes=(*leaks.LASTING_PROCESSES, *lasting)
+            )
             # A loop of its own, so that the sandbox, its lease and its client live as long as the class.
-            with asyncio.Runner() as loop:
-                substrate = subject if isinstance(subject, Substrate) else substrate_of(subject)
+            with watching, asyncio.Runner() as loop:
+                probe = loop.run(substrate.probe())
+                if not probe.ok:
+                    message = f"{substrate.kind}: {probe.reason}" + (f"; fix: {probe.fix}" if probe.fix else "")
+                    if substrate.kind in os.environ.get("RAYROLL_REQUIRE", "").split(","):
+                        pytest.fail(message, pytrace=False)
+                    pytest.skip(message)
                 lab = Lab(substrate, spec or SandboxSpec(), many=many)
+                loop.run(substrate.open())
                 try:
-                    loop.run(substrate.open())
                     loop.run(lab.open(chosen))
                     yield lambda check: loop.run(run_check(lab, check, promises))
                 finally:
                     loop.run(lab.close())
                     left = loop.run(substrate.list({"run": lab.run_id}))
                     loop.run(substrate.close())
-                if left:
-                    raise Broken("no sandbox is left behind", left=left)
+                expect(not left, "no sandbox is left behind", left=left)
 
         @pytest.mark.parametrize("check", chosen, ids=lambda check: check.name)
         def test_conforms(self, run: Callable[[Check], Result], check: Check) -> None:

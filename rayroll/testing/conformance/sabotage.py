@@ -69,7 +69,9 @@ async def a_stopped_keeper_does_not_outlast_the_timeout(lab: Lab) -> None:
         async with asyncio.timeout(0.5 + 0.5 + PATIENCE_S):
             r = await lab.box.sh(f"sleep {mark} & {script}", timeout_s=0.5)
         expect(r.exit_code != 0, "it is no success", script=script, result=r)
-        jobs = 0 if r.timed_out else 1  # a keeper that is woken at once lets the command end by itself, and its job live
+        jobs = (
+            0 if r.timed_out else 1
+        )  # a keeper that is woken at once lets the command end by itself, and its job live
         same(await lab.box.running(mark), jobs, f"the number of survivors of {script!r}")
         await lab.box.client.kill_all()
         await truthful(lab.box, script)
