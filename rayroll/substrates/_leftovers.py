@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -188,8 +189,7 @@ def end_process(pid: int, start: int, how: signal.Signals, deadline: float) -> N
         if is_alive(pid, start):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, how)
-            while is_alive(pid, start) and time.monotonic() < deadline:
-                time.sleep(0.005)
+            select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
     finally:
         os.close(handle)
 
@@ -204,7 +204,7 @@ def _remove_cgroup(cgroup: Path, deadline: float) -> None:
             with contextlib.suppress(OSError):
                 for pid in (cgroup / "cgroup.procs").read_text().split():
                     os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.01)
+            time.sleep(0.002)
 
 
 def remove_tree(folder: Path) -> None:

@@ -220,7 +220,7 @@ class LocalSubstrate(Substrate):
         created_s = time.monotonic()
         passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
         env = {**system.env, **passed, **spec.env}
-        serve = _serve(spec, lease, count_processes=bubblewrap is not None and not box.remains.cgroups)
+        serve = _serve(spec, lease, has_cgroup=bool(box.remains.cgroups), isolated=bubblewrap is not None)
         if bubblewrap is None:
             await box.start_plain(system, runner, serve, env)
         else:
@@ -290,12 +290,13 @@ def _remove(base: Path, name: str) -> None:
                 raise SubstrateError("a sandbox could not be removed", id=name, reason=str(error)) from error
 
 
-def _serve(spec: SandboxSpec, lease: Lease, *, count_processes: bool) -> list[str]:
+def _serve(spec: SandboxSpec, lease: Lease, *, has_cgroup: bool, isolated: bool) -> list[str]:
     """The runner's arguments. Limits are the commands', not its own."""
     limits = {"fsize": spec.disk_mib << 20, "core": 0}
-    if count_processes:
-        # Per user namespace since Linux 5.14, so one sandbox's; before, all of this user's processes count.
-        limits["nproc"] = spec.pids
+    if isolated and not has_cgroup:
+        # Processes: per user namespace since Linux 5.14, so one sandbox's; before, all of this user's count. Memory: of
+        # each process, and what it may write to; limiting address space would end every JVM and Go program.
+        limits |= {"nproc": spec.pids, "data": spec.memory_mib << 20}
     argv = ["serve", "--lease-ms", str(round(lease.duration_s * 1000))]
     for name, value in limits.items():
         argv += ["--rlimit", f"{name}={value}"]
