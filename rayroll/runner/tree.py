@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rayroll.errors import ProtocolError
+from rayroll.errors import CallerError, ProtocolError
 
 __all__ = ["KEEP", "Entry", "entries_from_tar", "entries_to_tar", "pack_entries", "unpack_entries"]
 
@@ -83,18 +83,27 @@ def unpack_entries(stream: bytes) -> Iterator[Entry]:
 
 
 def entries_from_tar(tar: bytes) -> Iterator[Entry]:
-    """Members of an archive, as entries; owners and times are the sandbox's own, modes are kept."""
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for member in archive:
-            path = member.name.encode(errors="surrogateescape")
-            if member.isdir():
-                yield Entry(path, "dir", mode=member.mode)
-            elif member.issym():
-                yield Entry(path, "link", link=member.linkname.encode(errors="surrogateescape"))
-            elif member.isfile():
-                file = archive.extractfile(member)
-                assert file is not None
-                yield Entry(path, "file", file.read(), mode=member.mode)
+    """Members of an archive, as entries; owners and times are the sandbox's own, modes are kept.
+
+    A hard link becomes a file of its own. Devices and pipes are left out.
+
+    Raises:
+        CallerError: It is no archive, or a hard link in it leads to nothing.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            for member in archive:
+                path = member.name.encode(errors="surrogateescape")
+                if member.isdir():
+                    yield Entry(path, "dir", mode=member.mode)
+                elif member.issym():
+                    yield Entry(path, "link", link=member.linkname.encode(errors="surrogateescape"))
+                elif member.isfile() or member.islnk():
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    yield Entry(path, "file", file.read(), mode=member.mode)
+    except (tarfile.TarError, KeyError) as error:
+        raise CallerError("the archive cannot be read", reason=str(error), size_bytes=len(tar)) from None
 
 
 def entries_to_tar(entries: Iterable[Entry]) -> bytes:

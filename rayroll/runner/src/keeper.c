@@ -57,7 +57,7 @@ static void tell(struct keeper *k, u32 kind, const struct buf *changes) {
 
 /* --- what the shell says of its state --- */
 
-/* The trap has printed the exported variables into the file and asks whether they are as they were. An empty line is yes.
+/* The trap has printed the exported variables into the file and asks whether they are as they were. "s" is yes.
  * Anybody may ask who has the descriptor; a wrong answer to them is lost on the state of their own command. */
 static void answer(struct keeper *k) {
     struct launch *l = &k->launch;
@@ -68,7 +68,7 @@ static void answer(struct keeper *k) {
     if (n <= 0) return;
     k->said_same = k->order.text_n && !l->fell_back && fstat(l->state_fd, &st) == 0 &&
                    (u64)st.st_size == k->order.text_n && text_hash(l->state_fd, k->order.text_n) == k->order.text_hash;
-    (void)!write(l->answer[1], k->said_same ? "\n" : "x\n", k->said_same ? 1 : 2);
+    (void)!write(l->answer[1], k->said_same ? "s\n" : "c\n", 2);
 }
 
 static void look_at_state(struct keeper *k, struct buf *changes) {
@@ -85,7 +85,7 @@ static void look_at_state(struct keeper *k, struct buf *changes) {
         k->note.text_n = left.text_n;
         k->note.text_hash = text_hash(l->state_fd, left.text_n);
         /* After a fall back the directory counts as changed: the agent is told once, not each time. */
-        state_delta(&left, l->fell_back ? "" : l->start_cwd, l->envp, changes);
+        state_delta(&left, l->fell_back ? "" : l->start_cwd, l->envp, l->bash_env, changes);
     } else if (left.too_large) {
         k->note.state = STATE_TOO_LARGE;
     }

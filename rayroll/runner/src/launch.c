@@ -27,7 +27,7 @@ static struct { int resource; rlim_t value; } rlimits[RLIMITS];
 static int rlimit_count;
 
 void shared_open(void) {
-    static const char text[] = "unset BASH_ENV\n" STATE_TRAP "\n";
+    static const char text[] = "unset BASH_ENV\n" BASH_TRAP "\n";
     shared.rc_fd = memory_file("rc", text, sizeof text - 1, SEALED);
     shared.runner_fd = open("/proc/self/exe", O_PATH | O_CLOEXEC); /* it may be executable and not readable */
 }
@@ -122,7 +122,7 @@ static int rc_with(const char *bash_env, bool carry) {
     buf_add(&text, "export BASH_ENV='", 17);
     for (const char *c = bash_env; *c; c++) buf_add(&text, *c == '\'' ? "'\\''" : c, *c == '\'' ? 4 : 1);
     buf_add(&text, "'\n", 2);
-    if (carry) buf_add(&text, STATE_TRAP "\n", sizeof STATE_TRAP);
+    if (carry) buf_add(&text, BASH_TRAP "\n", sizeof BASH_TRAP);
     int fd = memory_file("rc", text.p, text.n, SEALED);
     buf_free(&text);
     return fd;
@@ -138,6 +138,7 @@ static const char *shell_args(struct launch *l, struct bytes script, struct list
     /* In POSIX mode bash reads no BASH_ENV, and is handed its script as any other shell. */
     l->by_rc = (l->carry || bash_env) && is_bash && !value_of(env, "POSIXLY_CORRECT");
     if (l->by_rc && bash_env && (l->rc_fd = rc_with(bash_env, l->carry)) < 0) return "no memory for the start-up file";
+    if (l->by_rc && bash_env) l->bash_env = xstrdup(bash_env - sizeof "BASH_ENV");
     if (l->by_rc) set_pair(env, "BASH_ENV", RC_PATH);
     const char *name = is_bash ? "bash" : "sh"; /* what its messages begin with */
     list_add(args, name);
@@ -147,7 +148,9 @@ static const char *shell_args(struct launch *l, struct bytes script, struct list
         list_add(args, fits ? text : SCRIPT_PATH);
     } else {
         list_add(args, "-c"); /* one `eval`, and `shift` first: the script does not see itself as $1 */
-        list_add(args, fits ? STATE_TRAP "; eval \"shift; $1\"" : STATE_TRAP "; . " SCRIPT_PATH);
+        const char *const traps[2][2] = {{SH_TRAP "; . " SCRIPT_PATH, SH_TRAP "; eval \"shift; $1\""},
+                                         {BASH_TRAP "; . " SCRIPT_PATH, BASH_TRAP "; eval \"shift; $1\""}};
+        list_add(args, traps[is_bash][fits]);
         list_add(args, name);
         if (fits) list_add(args, text);
     }
@@ -215,8 +218,9 @@ void launch_free(struct launch *l) {
     free_items(l->args);
     free(l->program);
     free(l->start_cwd);
+    free(l->bash_env);
     l->envp = l->args = NULL;
-    l->program = l->start_cwd = NULL;
+    l->program = l->start_cwd = l->bash_env = NULL;
 }
 
 /* --- in the child: its memory is the keeper's until the exec --- */

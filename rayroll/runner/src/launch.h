@@ -18,7 +18,7 @@ struct launch {
     int out_fd;
     /* prepared */
     bool carry, cwd_given, by_rc; /* by_rc: bash has a start-up file of ours */
-    char *program, *start_cwd;
+    char *program, *start_cwd, *bash_env; /* bash_env: the agent's own entry, in whose place bash gets ours; or NULL */
     char **args, **envp;
     int in_fd, script_fd, rc_fd, state_fd; /* rc_fd: -1 where the usual one does */
     int ask[2], answer[2]; /* pipes: the shell writes ask[1] and reads answer[0] */

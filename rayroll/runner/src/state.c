@@ -58,7 +58,7 @@ static bool is_carried(const char *entry) {
     static const char *const names[] = {"_", "_rr", "SHLVL", "SSH_CLIENT", "SSH2_CLIENT"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (has_name(entry, names[i])) return false;
-    return name_length(entry) && strchr(entry, '=') && strcmp(entry, "BASH_ENV=" RC_PATH);
+    return name_length(entry) && strchr(entry, '=') && strcmp(entry, "BASH_ENV=" RC_PATH) && strcmp(entry, "POSIXLY_CORRECT=rr");
 }
 
 static void own_environment(struct buf *env) {
@@ -141,13 +141,15 @@ int state_dump_main(void) {
 
 /* --- what a command changed --- */
 
-void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, struct buf *delta) {
+void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, const char *start_bash_env,
+                 struct buf *delta) {
     struct list before = {0}, after = list_of(&left->env);
     u32 cwd_n = strcmp(left->cwd, start_cwd) ? (u32)strlen(left->cwd) : 0;
     buf_add(delta, &cwd_n, sizeof cwd_n);
     buf_add(delta, left->cwd, cwd_n);
     for (char *const *e = start_env; *e; e++)
         if (is_carried(*e)) list_add(&before, *e);
+    if (start_bash_env) list_add(&before, start_bash_env);
     list_sort(&before);
     list_sort(&after);
     for (size_t i = 0, j = 0; i < before.n || j < after.n;) {

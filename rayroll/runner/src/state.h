@@ -26,12 +26,20 @@ enum {
 #define RC_PATH "/proc/self/fd/211"
 #define SCRIPT_PATH "/proc/self/fd/212"
 
-/* By /proc and not `>&210`: dash takes one digit there. `>|` for `set -C`. What `set -x` shows of it goes nowhere. The
- * helper is not `exec`ed: bash runs the trap also when it dies of a signal, and only a shell that is still there then
- * dies of it (143, not 0). */
-#define STATE_TRAP                                                                                                     \
-    "trap '{ export -p >|/proc/self/fd/210; [ . -ef /proc/self/fd/209 ] && echo >|/proc/self/fd/214 && "               \
-    "read -r _rr </proc/self/fd/215 && [ -z \"$_rr\" ] || /proc/self/fd/213 state; } 2>/dev/null' EXIT"
+/* What a shell runs at its end, whatever ends it. It may not fail, print, hang or change the exit code:
+ * - by /proc and not `>&210`, for dash takes one digit there; `>|` for `set -C`; on a group, where a descriptor that was
+ *   closed is no fatal error; `|| :` for `set -e`, which covers all of it; into /dev/null for `set -x` and DEBUG traps;
+ * - in POSIX mode and with a backslash, so that no function and no alias of the agent's own stands in for `export` and
+ *   `times`; `times` because it always prints something, which is the question;
+ * - SIGXFSZ is ignored, for a shell under `ulimit -f` would die of the first byte;
+ * - the helper is not `exec`ed: bash runs the trap also when it dies of a signal, and only a shell that is still there
+ *   afterwards dies of it (143, not 0). */
+#define STATE_TRAP(dump)                                                                                               \
+    "trap '{ POSIXLY_CORRECT=${POSIXLY_CORRECT-rr}; \\trap \"\" XFSZ; { " dump "; } >|/proc/self/fd/210; "               \
+    "\\[ . -ef /proc/self/fd/209 ] && { \\times; } >|/proc/self/fd/214 && \\read -r _rr </proc/self/fd/215; "          \
+    "case ${_rr-} in s) ;; *) /proc/self/fd/213 state ;; esac; } >/dev/null 2>&1 || :' EXIT"
+#define BASH_TRAP STATE_TRAP("\\export -p; \\export -pf")
+#define SH_TRAP STATE_TRAP("\\export -p")
 
 enum {
     STATE_AT = 4 << 20,
@@ -69,7 +77,8 @@ struct left { char *cwd; struct buf env; u64 text_n; bool too_large; };
 bool state_read(int fd, off_t at, struct left *left);
 void left_free(struct left *left);
 /* What is to be done to the carried state: [length, directory or nothing] then NAME=value to set, NAME to unset. */
-void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, struct buf *delta);
+void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, const char *start_bash_env,
+                 struct buf *delta); /* start_bash_env: the agent's own, in whose place the shell got ours; or NULL */
 u64 text_hash(int fd, u64 text_n);
 
 /* --- in the shell's child --- */

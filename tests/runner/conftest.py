@@ -1,0 +1,39 @@
+"""Live tests need a sandbox of their own: never kill(-1) outside a pid namespace."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runner.live import SHELLS, binary, require, why_no_namespaces
+
+_reason = functools.cache(why_no_namespaces)
+
+
+@pytest.fixture
+def namespaces() -> None:
+    """Skip, or fail where ``RAYROLL_REQUIRE=local`` says so, without bubblewrap."""
+    require("local", _reason())
+    binary()  # built here, and not on an event loop
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest, namespaces: None) -> str:
+    """Each of the shells that images come with."""
+    name: str = request.param
+    require(name, None if os.access(f"/usr/bin/{name}", os.X_OK) else f"/usr/bin/{name} is not installed")
+    return name
+
+
+@pytest.fixture(autouse=True)
+def no_sanitizer_reports() -> Iterator[None]:
+    """Under the sanitizers, the test in which a report was written fails with its text."""
+    logs = os.environ.get("RAYROLL_SANITIZER_LOGS")
+    before = set(os.listdir(logs)) if logs else set()
+    yield
+    new = set(os.listdir(logs)) - before if logs else set()
+    if logs and new:
+        pytest.fail("\n".join(Path(logs, name).read_text() for name in sorted(new)), pytrace=False)
