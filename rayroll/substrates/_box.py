@@ -130,7 +130,7 @@ class Box:
         """
         info_end, info_fd = os.pipe()
         block_fd, block_end = os.pipe()
-        # Kept until everything is cleaned up: closing it would let a half-started one go on and become the runner.
+        # Kept for cleaning up after a failure: closing it would let a half-started one go on and become the runner.
         self._gate = FileIO(block_end, "w")
         argv = bubblewrap.argv(
             system,
@@ -150,6 +150,7 @@ class Box:
             raise SubstrateError("bubblewrap did not start", reason=await self._in_thread(self._last_words))
         await self._tracked(self._in_thread(self._register, pid))
         self._gate.write(b"\n")
+        self._gate.close()
 
     async def start_plain(self, system: System, runner: Path, serve: list[str], env: Mapping[str, str]) -> None:
         """Start the runner as a plain process of this node."""

@@ -189,7 +189,9 @@ def end_process(pid: int, start: int, how: signal.Signals, deadline: float) -> N
         if is_alive(pid, start):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, how)
-            select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+            waiting = select.poll()  # not select(): a host has more than 1024 descriptors
+            waiting.register(handle, select.POLLIN)
+            waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
     finally:
         os.close(handle)
 
