@@ -32,8 +32,8 @@ def shell(request: pytest.FixtureRequest, namespaces: None) -> str:
 def no_sanitizer_reports() -> Iterator[None]:
     """Under the sanitizers, the test in which a report was written fails with its text."""
     logs = os.environ.get("RAYROLL_SANITIZER_LOGS")
-    before = set(os.listdir(logs)) if logs else set()
+    before = set(Path(logs).iterdir()) if logs else set()
     yield
-    new = set(os.listdir(logs)) - before if logs else set()
+    new = set(Path(logs).iterdir()) - before if logs else set()
     if logs and new:
-        pytest.fail("\n".join(Path(logs, name).read_text() for name in sorted(new)), pytrace=False)
+        pytest.fail("\n".join(report.read_text() for report in sorted(new)), pytrace=False)

@@ -78,6 +78,17 @@ def only(shell: str) -> list[str]:
     return hidden if shell == "dash" else [*hidden, "--ro-bind", str(shutil.which("busybox")), "/usr/bin/dash"]
 
 
+async def until(claim: Callable[[], bool]) -> None:
+    """Returns when it has become true; what it is about sends no event."""
+    while not claim():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+def children(pid: int) -> list[int]:
+    """Its child processes."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Pipe(asyncio.Protocol):
     """One end of a socket as the client's stream; it can be cut, stopped and slowed down."""
 
@@ -239,22 +250,19 @@ class Box:
     @property
     def pid(self) -> int:
         """The runner's process, as this side numbers it."""
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(children[0]) if children else pid
+        return (children(self.process.pid) or [self.process.pid])[0]
 
     async def sh(self, script: str | bytes, *, timeout_s: float | None = 20.0, **options: Any) -> ExecResult:
         return await self.client.exec(script, timeout_s=timeout_s, **options)
 
     async def running(self, mark: str) -> int:
-        """Processes with that mark in their command line."""
-        look = 'printf %s "$MARK" | grep -lF -f - /proc/[0-9]*/cmdline 2>/dev/null | wc -l'
-        return int((await self.sh(look, env={"MARK": mark}, carry=False)).output)
+        """Processes with that mark in their command line, as the node sees them: no program inside is asked."""
+        await asyncio.sleep(0.01)  # whoever waits for it asks again and again
+        return _with_mark(mark.encode())
 
     def descriptors(self) -> list[str]:
         """What the runner has open. It hides that from everybody but root."""
-        folder = Path(f"/proc/{self.pid}/fd")
-        return sorted(os.readlink(folder / name) for name in os.listdir(folder))
+        return sorted(str(each.readlink()) for each in Path(f"/proc/{self.pid}/fd").iterdir())
 
     def resident_kib(self) -> int:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
@@ -281,6 +289,26 @@ def binary() -> Path:
     return Path(given) if given else runner_path()
 
 
+def _with_mark(mark: bytes) -> int:
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found += mark in (process / "cmdline").read_bytes()
+    return found
+
+
+def _own_folders(parent: Path) -> tuple[Path, Path]:
+    """Its /tmp and its /etc."""
+    folder, etc = parent / "tmp", parent / "etc"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    etc.mkdir()
+    parent.chmod(0o755)
+    (etc / "passwd").write_text(PASSWD)
+    (etc / "group").write_text(GROUP)
+    return folder, etc
+
+
 @contextlib.asynccontextmanager
 async def started(
     *args: str,
@@ -292,13 +320,7 @@ async def started(
 ) -> AsyncIterator[Box]:
     """A runner as PID 1 of a new sandbox; it is gone afterwards, whatever happened in between."""
     with tempfile.TemporaryDirectory(prefix="rr-") as temporary:
-        folder, etc = Path(temporary, "tmp"), Path(temporary, "etc")
-        folder.mkdir()
-        folder.chmod(0o1777)
-        etc.mkdir()
-        Path(temporary).chmod(0o755)
-        (etc / "passwd").write_text(PASSWD)
-        (etc / "group").write_text(GROUP)
+        folder, etc = _own_folders(Path(temporary))
         argv = [*namespaces(Path("/usr")), *only(shell), "--bind", str(folder), "/tmp", "--bind", str(etc), "/etc"]
         argv += ["--ro-bind", str(runner or binary()), RUNNER]
         for name, value in {**sanitizer_options(), **(env or {})}.items():

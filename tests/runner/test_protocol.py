@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +37,7 @@ def test_any_split_of_the_bytes_gives_the_same_frames(sent: list[Frame], cuts: l
     data = bytes_of(sent)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     parser = Parser()
-    got = [frame for start, end in zip(edges, edges[1:], strict=False) for frame in parser.feed(data[start:end])]
+    got = [frame for start, end in itertools.pairwise(edges) for frame in parser.feed(data[start:end])]
     assert got == sent
 
 
@@ -102,10 +105,8 @@ def test_any_payload_is_fields_or_refused(payload: bytes) -> None:
 def test_a_payload_cut_short_is_refused_or_shorter(fields: dict[int, int | bytes], data: st.DataObject) -> None:
     whole = encode_fields(fields)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    try:
+    with contextlib.suppress(ProtocolError):
         assert len(decode_fields(cut)) < len(fields)
-    except ProtocolError:
-        pass
 
 
 def test_a_field_that_comes_twice_is_refused() -> None:

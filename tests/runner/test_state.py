@@ -104,7 +104,7 @@ async def test_the_trap_never_changes_what_a_command_ends_with(shell: str) -> No
             ours = await box.sh(script, timeout_s=10)
             plain = await box.client.exec(argv=[name, "-c", script], timeout_s=10)
             assert (script, ours.exit_code, ours.timed_out) == (script, plain.exit_code, False)
-            # A shell that may not redirect complains of our redirection, too; BASH_XTRACEFD shows all that a shell does.
+            # A shell that may not redirect complains of our redirection; BASH_XTRACEFD shows all that a shell does.
             if not any(word in script for word in ("ulimit -n", "set -r", "XTRACEFD")):
                 assert (script, ours.output) == (script, plain.output)
         assert (await box.sh("echo ${POSIXLY_CORRECT-none} ${_rr-none}")).output == "none none\n"
@@ -143,7 +143,8 @@ async def test_changes_back_and_forth_are_all_seen(shell: str) -> None:
     async with sandbox(shell=shell) as box:
         for i in range(6):
             await box.sh(
-                f"cd {'/tmp' if i % 2 else '/'}; export N=$((${{N-0}} + 1)); unset M; [ $((N % 3)) -ne 0 ] || export M=m"
+                f"cd {'/tmp' if i % 2 else '/'}; export N=$((${{N-0}} + 1)); unset M; "
+                "[ $((N % 3)) -ne 0 ] || export M=m"
             )
             r = await box.sh('echo "$N ${M-none}"; pwd')
             assert r.output == f"{i + 1} {'m' if (i + 1) % 3 == 0 else 'none'}\n{'/tmp' if i % 2 else '/'}\n"
@@ -277,29 +278,28 @@ FORGED = {
 }
 
 
+FORGE = "trap - EXIT; dd if=/tmp/forged of=/proc/self/fd/210 bs=1M seek=4M oflag=seek_bytes conv=notrunc status=none"
+
+
 @pytest.mark.parametrize("forgery", FORGED)
 @pytest.mark.usefixtures("namespaces")
 async def test_a_forged_state_is_dropped(forgery: str) -> None:
     async with sandbox() as box:
         await box.sh("export K=before; cd /tmp")
         (box.folder / "forged").write_bytes(FORGED[forgery])
-        r = await box.sh(
-            "trap - EXIT; dd if=/tmp/forged of=/proc/self/fd/210 bs=1M seek=4194304 oflag=seek_bytes conv=notrunc 2>/dev/null"
-        )
+        r = await box.sh(FORGE)
         assert (r.exit_code, r.state_saved) == (0, False)
         assert (await box.sh('echo "$K"; pwd')).output == "before\n/tmp\n"
 
 
 @pytest.mark.usefixtures("namespaces")
 async def test_a_state_written_by_hand_is_its_own_authors_future() -> None:
-    """Whole, unsorted, with a name twice, an entry that is none and one without a name: what makes sense of it goes on."""
+    """Unsorted, with a name twice, an entry that is none and one without a name: what makes sense of it goes on."""
     env = b"Z=1\0A=1\0A=2\0junk\0=x\0\0K=\0"
     forged = struct.pack("<IIIIQ", 0x31535252, 1, len(env), 0, 99) + b"/" + env
     async with sandbox() as box:
         (box.folder / "forged").write_bytes(forged)
-        r = await box.sh(
-            "trap - EXIT; dd if=/tmp/forged of=/proc/self/fd/210 bs=1M seek=4194304 oflag=seek_bytes conv=notrunc 2>/dev/null"
-        )
+        r = await box.sh(FORGE)
         assert r.state_saved
         out = (await box.sh("/usr/bin/env", env={"PATH": "/usr/bin"})).output.splitlines()
         assert "Z=1" in out and "K=" in out and len([line for line in out if line.startswith("A=")]) == 1
@@ -311,7 +311,8 @@ async def test_whoever_asks_the_keeper_first_harms_only_their_own_state() -> Non
     async with sandbox() as box:
         await box.sh("export K=before")
         await box.sh("true")
-        spray = "for i in 1 2 3; do echo x > /proc/self/fd/214; done; export -p >| /proc/self/fd/210; echo > /proc/self/fd/214"
+        ask = "echo x > /proc/self/fd/214"
+        spray = f"{ask}; {ask}; {ask}; export -p >| /proc/self/fd/210; {ask}"
         for _ in range(3):
             r = await box.sh(f"{spray}; export K=after; exit 4")
             assert r.exit_code == 4
