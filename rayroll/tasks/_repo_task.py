@@ -24,7 +24,7 @@ PYTEST_RANGE = "pytest>=7.2,<10"
 GRADE_TIMEOUT_S = 180.0
 TESTS_TIMEOUT_S = 120.0
 """The grader's own limit, well below the one around it: what hangs is the agent's code, and that is a 0, not a failure
-of grading. The slowest package's tests take 3 s on one core; emulated CPUs are some 20 times slower."""
+of grading. The slowest package's tests take about 1 s on one core; emulated CPUs are some 20 times slower."""
 
 _DOCKERFILE_PYTEST = f"""\
 # First, and the same in every task, so that an engine makes this layer once. An image that has pytest is left as it is.
