@@ -456,8 +456,8 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _attributed(self, live: Live) -> AsyncIterator[None]:
-        """A sandbox that ran out of memory, or whose runner gave up for what was done to it, was ended by its agent; any
-        other loss is the machine's."""
+        """Out of memory, or a runner that gave up for what was done to it: its agent ended it. Any other loss is
+        the machine's."""
         try:
             yield
         except SandboxLostError as error:
