@@ -62,6 +62,7 @@ class Box:
         self._gate: FileIO | None = None
         self._handle = -1
         self._cleaning: asyncio.Future[None] | None = None
+        self._reopening = asyncio.Lock()
 
     @property
     def folder(self) -> Path:
@@ -194,13 +195,14 @@ class Box:
         Raises:
             SandboxLostError: It has ended.
         """
-        if self._sock is None or self.has_ended:
-            raise SandboxLostError("the sandbox is gone", id=self.remains.id)
-        if self.channel is not None:
-            self.channel.abort()
-            await self.channel.wait_until_closed()
-        self.channel = await channel_over(self._sock.dup())
-        return self.channel
+        async with self._reopening:  # two readers of one socket would take each other's bytes
+            if self._sock is None or self.has_ended:
+                raise SandboxLostError("the sandbox is gone", id=self.remains.id)
+            if self.channel is not None:
+                self.channel.abort()
+                await self.channel.wait_until_closed()
+            self.channel = await channel_over(self._sock.dup())
+            return self.channel
 
     # ending it
 
