@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 STATE = "state.json"
+NAMELESS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,13 @@ def make_base(base: Path) -> None:
 
 
 def find(base: Path, labels: Mapping[str, str]) -> Iterator[Remains]:
-    """Every sandbox below ``base`` whose ``run`` and ``owner`` equal those in ``labels``."""
+    """Every sandbox below ``base`` whose ``run`` and ``owner`` equal those in ``labels``.
+
+    Without labels also folders that say nothing about themselves any more, once they are too old to be just beginning.
+    """
     with contextlib.suppress(FileNotFoundError):
         for folder in sorted(base.iterdir()):
-            remains = _read(folder)
+            remains = _read(folder) or _nameless(folder)
             if remains is not None and all(_label(remains, name) == value for name, value in labels.items()):
                 yield remains
 
@@ -111,6 +115,16 @@ def _read(folder: Path) -> Remains | None:
         return Remains(**record, folder=str(folder))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _nameless(folder: Path) -> Remains | None:
+    try:
+        changed_unix_s = folder.stat().st_mtime
+    except OSError:
+        return None
+    if folder.name.startswith(".") or not folder.is_dir() or time.time() - changed_unix_s < NAMELESS_S:
+        return None
+    return Remains(folder.name, "", "", 0.0, changed_unix_s, 0, 0, folder=str(folder))
 
 
 def started_at(pid: int) -> int | None:

@@ -34,6 +34,17 @@ def test_sandboxes_are_found_by_run_and_owner(tmp_path: Path) -> None:
     assert list(leftovers.find(tmp_path / "none", {})) == []
 
 
+def test_a_folder_that_lost_its_record_is_found_when_it_is_old_enough(tmp_path: Path) -> None:
+    for name in ("young", "old", ".bin"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0) if name != "young" else None)
+    (found,) = leftovers.find(tmp_path, {})
+    assert (found.id, found.state, found.run_id) == ("old", "dead", "")
+    assert list(leftovers.find(tmp_path, {"run": "run"})) == []
+    leftovers.remove(found)
+    assert not (tmp_path / "old").exists()
+
+
 def test_its_state_follows_its_process_and_its_host(tmp_path: Path) -> None:
     made = remains(tmp_path / "a")
     assert made.state == "starting"
