@@ -20,6 +20,8 @@ T = TypeVar("T")
 RUN, OWNER, LEASE = "rayroll.run", "rayroll.owner", "rayroll.lease"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
 HELLO_TIMEOUT_S = 5
+OLDEST_API = "1.24"
+"""Only asked for the version; then the engine's own is spoken."""
 
 
 class Engine:
@@ -99,10 +101,17 @@ def _client(endpoint: Endpoint, threads: int, timeout_s: float) -> Any:
         )
         # The default pool of 10 connections starves 16 threads, and the default 60 s ends calls that only take long.
         options: dict[str, Any] = {"base_url": endpoint.url, "tls": tls or False, "max_pool_size": threads}
-        hello = docker.APIClient(**options, version="auto", timeout=HELLO_TIMEOUT_S)
-        version = hello.api_version
+        hello = _untrusting(docker.APIClient(**options, version=OLDEST_API, timeout=HELLO_TIMEOUT_S))
+        version = hello.version(api_version=False)["ApiVersion"]
         hello.close()
-        return docker.APIClient(**options, version=version, num_pools=threads, timeout=round(timeout_s))
+        return _untrusting(docker.APIClient(**options, version=version, num_pools=threads, timeout=round(timeout_s)))
+
+
+def _untrusting(api: Any) -> Any:
+    """A client that leaves the environment's web proxies and certificate bundles (REQUESTS_CA_BUNDLE) alone: the bundle
+    would come before the engine's own ca.pem."""
+    api.trust_env = False
+    return api
 
 
 @contextmanager
