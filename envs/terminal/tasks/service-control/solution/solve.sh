@@ -10,11 +10,16 @@ setting() {
     sed -n "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*\([^#]*[^#[:space:]]\)[[:space:]]*\(#.*\)\{0,1\}\$/\1/p" /app/config.ini | tail -n 1
 }
 
+# Whether a process is there and has not ended already.
+alive() {
+    case $(cut -d')' -f2 "/proc/$1/stat" 2>/dev/null) in '' | ' Z'*) return 1 ;; esac
+}
+
 # The process id of the running server; fails when the pid file is not about a server that runs.
 running() {
     pid=$(cat "$pid_file" 2>/dev/null) || return 1
     case $pid in '' | *[!0-9]*) return 1 ;; esac
-    case $(cut -d')' -f2 "/proc/$pid/stat" 2>/dev/null) in '' | ' Z'*) return 1 ;; esac
+    alive "$pid" || return 1
     tr '\0' '\n' < "/proc/$pid/cmdline" 2>/dev/null | grep -qx /app/server.py || return 1
     echo "$pid"
 }
@@ -34,15 +39,18 @@ start() {
     fi
     host=$(setting host) port=$(setting port)
     nohup python3 /app/server.py "$host" "$port" </dev/null >/app/server.log 2>&1 &
-    echo $! > "$pid_file"
-    tries=0
-    while [ $tries -lt 25 ]; do
-        pid=$(running) || break
-        answers "$host" "$port" "$pid" && return 0
-        tries=$((tries + 1))
-        sleep 0.2
+    child=$!
+    deadline=$(($(date +%s) + 30))
+    # Not "running": until the child has become python3, its command line is still this script's.
+    while alive "$child" && [ "$(date +%s)" -lt "$deadline" ]; do
+        if answers "$host" "$port" "$child"; then
+            echo "$child" > "$pid_file"
+            return 0
+        fi
+        sleep 0.1
     done
-    stop
+    kill -9 "$child" 2>/dev/null
+    rm -f "$pid_file"
     echo "ctl.sh: the server did not start, see /app/server.log" >&2
     return 1
 }
@@ -50,10 +58,9 @@ start() {
 stop() {
     if pid=$(running); then
         kill "$pid"
-        tries=0
+        deadline=$(($(date +%s) + 5))
         while running >/dev/null; do
-            tries=$((tries + 1))
-            [ $tries -eq 50 ] && kill -9 "$pid"
+            [ "$(date +%s)" -gt "$deadline" ] && kill -9 "$pid"
             sleep 0.1
         done
     fi

@@ -15,7 +15,7 @@ SERVER_SHA256 = "c18b71f77098331f195223b667a444f3d99f2e6e98425fa09d0c621522cadd2
 
 def ctl(*arguments):
     return subprocess.run(
-        ["sh", "/app/ctl.sh", *arguments], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        ["sh", "/app/ctl.sh", *arguments], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
     )
 
 
@@ -58,7 +58,7 @@ class Control(unittest.TestCase):
         PID.unlink(missing_ok=True)
 
     def answer(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=30) as reply:
             return int(reply.read())
 
     def start(self):
@@ -67,7 +67,7 @@ class Control(unittest.TestCase):
         return self.answer()
 
     def other_program(self):
-        process = subprocess.Popen(["sleep", "60"])
+        process = subprocess.Popen(["sleep", "600"])
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
@@ -127,7 +127,7 @@ class Control(unittest.TestCase):
         )
         self.addCleanup(other.wait)
         self.addCleanup(other.kill)
-        for _ in range(100):
+        for _ in range(1200):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     break
