@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -17,6 +16,7 @@ from typing import Any
 import ray.util
 
 from rayroll.errors import ClosedError, InfraFailure, RayrollError
+from rayroll.executor._process import settle
 from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
     Close,
@@ -72,10 +72,10 @@ class NodeHost:
                 f"this node cannot run {self._setup.substrate!r}: {probe.reason}",
                 **{**probe.facts, "fix": probe.fix, "node": socket.gethostname()},
             )
+        process = settle()
         await self._client.__aenter__()
-        _calm_the_collector()
         self._lag_task = asyncio.get_running_loop().create_task(self._measure_lag())
-        return HostInfo(socket.gethostname(), os.getpid(), clock_id(), dict(probe.facts))
+        return HostInfo(socket.gethostname(), os.getpid(), clock_id(), {**probe.facts, **process})
 
     async def add_task(self, key: str, task: Task) -> None:
         """Make a task known under a name, before a message uses it."""
@@ -204,14 +204,6 @@ class NodeHost:
             before_s = time.monotonic()
             await asyncio.sleep(_LAG_EVERY_S)
             self._lags_s.append(time.monotonic() - before_s - _LAG_EVERY_S)
-
-
-def _calm_the_collector() -> None:
-    """This process is ours alone. A full collection walks all that Ray and others have loaded, which is no garbage:
-    75,000 objects, 40 ms in which no sandbox is answered, and it comes every few seconds under load."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _departing(done: Completion, now_ns: int) -> Completion:
