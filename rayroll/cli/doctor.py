@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rayroll.cli._refused import refused_lines
 from rayroll.errors import RayrollError
 from rayroll.runner.build import cache_dir, runner_path
 from rayroll.substrates import Probe, kinds, load
@@ -105,7 +106,7 @@ def _pack(name: str) -> dict[str, Any]:
         pack = load_pack(name)
     except RayrollError as error:
         return {"tasks": 0, "refused": [str(error)]}
-    return {"tasks": len(pack.tasks), "description": pack.description, "refused": [str(r) for r in pack.refused]}
+    return {"tasks": len(pack.tasks), "description": pack.description, "refused": refused_lines(pack.refused)}
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rayroll.cli._refused import refused_lines
 from rayroll.cli._results import Results
 from rayroll.errors import unknown_name
 from rayroll.executor import Executor, PlayConfig
@@ -43,8 +44,8 @@ def run(
     """Play every task of a pack and say what each got. Exit code 1 when a rollout had no verdict."""
     loaded = load_pack(pack)
     tasks = [loaded.by_id(name) for name in task] if task else list(loaded.tasks)
-    for refused in loaded.refused:
-        typer.echo(f"refused {refused}", err=True)
+    for line in refused_lines(loaded.refused):
+        typer.echo(f"refused {line}", err=True)
     question = {
         "pack": pack,
         "substrate": substrate,

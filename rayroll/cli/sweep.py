@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import json
 import logging
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayroll.cli._plan import Block, SweepConfig, blocks, cells, choose_tasks
+from rayroll.cli._refused import refused_lines
 from rayroll.cli._results import Results
 from rayroll.cli.doctor import probe_all
 from rayroll.errors import ConfigError, Failure
@@ -123,8 +125,8 @@ def _wandb_mode(text: str | None) -> str | None:
 async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) -> str:
     """Returns what went wrong, "" if nothing did."""
     pack = load_pack(config.pack)
-    for refused in pack.refused:
-        typer.echo(f"refused {refused}", err=True)
+    for line in refused_lines(r for r in pack.refused if _matches(r.task_id, config)):
+        typer.echo(f"refused {line}", err=True)
     tasks = choose_tasks(config, _matching(pack.tasks, config))
     done = finished_ids(results.rollouts)
     async with contextlib.AsyncExitStack() as stack:
@@ -150,10 +152,12 @@ async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) 
     return _finish(config, results, wandb_mode)
 
 
-def _matching(tasks: Sequence[Task], config: SweepConfig) -> list[Task]:
-    import fnmatch
+def _matches(task_id: str, config: SweepConfig) -> bool:
+    return fnmatch.fnmatch(task_id.partition("/")[2], config.tasks)
 
-    found = [task for task in tasks if fnmatch.fnmatch(task.id.partition("/")[2], config.tasks)]
+
+def _matching(tasks: Sequence[Task], config: SweepConfig) -> list[Task]:
+    found = [task for task in tasks if _matches(task.id, config)]
     if not found:
         raise ConfigError("no task matches", pattern=config.tasks, pack=config.pack, tasks=[t.id for t in tasks][:8])
     return found
