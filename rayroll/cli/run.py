@@ -44,8 +44,8 @@ def run(
     """Play every task of a pack and say what each got. Exit code 1 when a rollout had no verdict."""
     loaded = load_pack(pack)
     tasks = [loaded.by_id(name) for name in task] if task else list(loaded.tasks)
-    for line in refused_lines(loaded.refused):
-        typer.echo(f"refused {line}", err=True)
+    for reason in refused_lines(loaded.refused):
+        typer.echo(f"refused {reason}", err=True)
     question = {
         "pack": pack,
         "substrate": substrate,
