@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class ChargesTheCommand(OverChannel):
 
 
 class Outgoing(Channel):
-    """Changes frames on their way to the runner; each is one write."""
+    """Changes frames on their way to the runner; a write has whole ones."""
 
     def __init__(self, inner: Channel, change: Callable[[dict[int, Any]], None], type: FrameType) -> None:
         self._inner, self._rewrite, self._key_bytes = inner, with_fields(type, change), KEY_BYTES
@@ -109,11 +110,14 @@ class Outgoing(Channel):
         self._inner.close()
 
     def write(self, data: bytes) -> None:
-        key, data = data[: self._key_bytes], data[self._key_bytes :]
+        changed, data = data[: self._key_bytes], data[self._key_bytes :]
         self._key_bytes = 0  # only the first write, a hello, has one
-        size, type, _, epoch, request_id = HEADER.unpack_from(data)
-        assert len(data) == HEADER_BYTES + size
-        self._inner.write(key + encode_frame(type, epoch, request_id, self._rewrite(type, data[HEADER_BYTES:])))
+        while data:
+            size, type, _, epoch, request_id = HEADER.unpack_from(data)
+            payload, data = data[HEADER_BYTES : HEADER_BYTES + size], data[HEADER_BYTES + size :]
+            assert len(payload) == size
+            changed += encode_frame(type, epoch, request_id, self._rewrite(type, payload))
+        self._inner.write(changed)
 
 
 class NeverTimesOut(OverChannel):
@@ -212,16 +216,25 @@ LIMITS = (Capability.PID_LIMIT, Capability.MEMORY_LIMIT)
 
 
 @pytest.fixture
-async def config(tmp_path: Path) -> AsyncIterator[LocalConfig]:
+def folder() -> Iterator[Path]:
+    """For sandboxes. Not below pytest's own, which is closed to the user that sandboxes run as."""
+    with tempfile.TemporaryDirectory(prefix="rr-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+async def config(folder: Path) -> AsyncIterator[LocalConfig]:
     """A folder of their own, for some of them would sweep what belongs to others; emptied by one that is in order."""
-    folder = tmp_path / "boxes"
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
     yield LocalConfig(folder=folder)
     async with LocalSubstrate(LocalConfig(folder=folder)) as sound:
         for ref in await sound.list({}):
             await sound.destroy(ref)
-    # Substrates that were closed with sandboxes alive have left their children to nobody.
+    _collect_the_dead()
+
+
+def _collect_the_dead() -> None:
+    """Substrates that were closed with sandboxes alive have left their children to nobody."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

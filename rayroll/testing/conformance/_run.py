@@ -161,7 +161,8 @@ def suite(
         """The shared sandbox outlives one test; what is left is looked for at the end of the class."""
 
         @pytest.fixture(scope="class")
-        def run(self) -> Iterator[Callable[[Check], Result]]:
+        @classmethod
+        def run(cls) -> Iterator[Callable[[Check], Result]]:
             substrate = subject if isinstance(subject, Substrate) else substrate_of(subject)
             watching = leaks.watch(
                 threads=(*leaks.LASTING_THREADS, *lasting), processes=(*leaks.LASTING_PROCESSES, *lasting)

@@ -162,13 +162,15 @@ static int linger(void) {
     for (;;) pause();
 }
 
-/* storm MARK: lines of processes, each of which starts its successor in a session of its own and dies. Bounded by
- * `most` generations, so that it ends wherever nothing ends it. */
-static int storm(int lines, int most) {
+/* storm MARK TRACE: lines of processes, each of which starts its successor in a session of its own and dies. A byte in
+ * the trace for each. Bounded by `most` generations, so that it ends wherever nothing ends it. */
+static int storm(int lines, int most, const char *trace) {
     for (int i = 0; i < lines; i++) {
         if (fork()) continue;
         mute();
+        int fd = open(trace, O_WRONLY | O_CREAT | O_APPEND, 0644);
         for (int generation = 0; generation < most; generation++) {
+            (void)!write(fd, "x", 1);
             setsid();
             signal(SIGTERM, SIG_IGN);
             pid_t pid = fork();
@@ -234,7 +236,7 @@ int main(int argc, char **argv) {
     if (!strcmp(word, "starve")) return starve(atoi(first));
     if (!strcmp(word, "privileges")) return privileges(first);
     if (!strcmp(word, "linger")) return linger();
-    if (!strcmp(word, "storm")) return storm(40, 3000);
+    if (!strcmp(word, "storm")) return storm(40, 10000, second);
     if (!strcmp(word, "forks")) return forks(atoi(first), *second);
     if (!strcmp(word, "eat")) return eat((size_t)atoi(first));
     if (!strcmp(word, "dial")) return dial(first, atoi(second));

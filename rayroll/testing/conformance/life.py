@@ -185,7 +185,7 @@ async def a_cancelled_create_leaves_nothing(lab: Lab) -> None:
 @check(source="B17")
 async def an_unknown_image_is_refused_with_its_name(lab: Lab) -> None:
     """A typed error that says which image, not a machine's failure to be retried for ever, and nothing is left."""
-    name = "rayroll-no-such-image.invalid/none:0"
+    name = "127.0.0.1:1/rayroll-no-such-image:0"  # nothing listens there, and nobody else is asked
     try:
         async with asyncio.timeout(30):
             sandbox = await lab.substrate.create(
