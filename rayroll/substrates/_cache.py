@@ -21,27 +21,16 @@ logger = logging.getLogger(__name__)
 SYSTEM_CACHE = Path("/var/cache/rayroll")
 
 
-def user_cache(reader_uid: int | None = None) -> Path:
+def user_cache(reader_uid: int) -> Path:
     """The cache folder: ``RAYROLL_CACHE_DIR``, else ``~/.cache/rayroll``.
 
     Args:
         reader_uid: The user that must be able to read it. Root's home is closed to everybody else, so for sandboxes
             that run as another user root's cache is ``/var/cache/rayroll``.
-
-    Raises:
-        ConfigError: ``RAYROLL_CACHE_DIR`` is set to a folder which that user cannot reach.
     """
     folder = cache_dir()
-    if reader_uid is None or can_reach(folder, reader_uid):
-        return folder
-    if not os.environ.get("RAYROLL_CACHE_DIR"):
-        return SYSTEM_CACHE
-    raise ConfigError(
-        "RAYROLL_CACHE_DIR cannot be reached by the user that sandboxes run as; choose another folder, "
-        "or let others pass through (chmod o+x) the folders above it",
-        folder=str(folder),
-        uid=reader_uid,
-    )
+    is_chosen = bool(os.environ.get("RAYROLL_CACHE_DIR"))
+    return folder if is_chosen or can_reach(folder, reader_uid) else SYSTEM_CACHE
 
 
 def can_reach(path: Path, uid: int) -> bool:
@@ -84,17 +73,28 @@ class Held:
 class Store:
     """Entries of one sort. All calls block: use a thread."""
 
-    def __init__(self, folder: Path, budget_bytes: int) -> None:
+    def __init__(self, folder: Path, budget_bytes: int, reader_uid: int) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
+        self.reader_uid = reader_uid
 
     def hold(self, name: str, build: Callable[[Path], None]) -> Held:
         """The entry of that name, made by ``build(empty folder)`` if no process on this node has made it yet.
 
         Whatever ``build`` raises is passed on, and nothing half made stays.
+
+        Raises:
+            ConfigError: Sandboxes could not read what is in this folder.
         """
         assert re.fullmatch(r"[\w.-]+", name), name
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not can_reach(self.folder, self.reader_uid):
+            raise ConfigError(
+                "the cache cannot be reached by the user that sandboxes run as; set RAYROLL_CACHE_DIR elsewhere, "
+                "or let others pass through (chmod o+x) the folders above it",
+                folder=str(self.folder),
+                uid=self.reader_uid,
+            )
         target = self.folder / name
         lock_fd = os.open(self._lock_of(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

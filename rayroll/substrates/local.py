@@ -99,7 +99,7 @@ class LocalSubstrate(Substrate):
                 folder=str(base),
                 uid=self._uid,
             )
-        store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20)
+        store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20, self._uid)
         exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
         return _Node(
             base=base,

@@ -21,7 +21,9 @@ def test_an_entry_is_built_once_however_many_want_it(tmp_path: Path) -> None:
 
     def want() -> str:
         together.wait()
-        held = Store(tmp_path, 1 << 30).hold("tools", lambda folder: (runs.append(folder), _fill(1)(folder))[1])
+        held = Store(tmp_path, 1 << 30, os.geteuid()).hold(
+            "tools", lambda folder: (runs.append(folder), _fill(1)(folder))[1]
+        )
         try:
             return (held.path / "file").read_text()
         finally:
@@ -34,7 +36,7 @@ def test_an_entry_is_built_once_however_many_want_it(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_leaves_nothing_and_the_next_one_may_succeed(tmp_path: Path) -> None:
-    store = Store(tmp_path, 1 << 30)
+    store = Store(tmp_path, 1 << 30, os.geteuid())
 
     def fail(folder: Path) -> None:
         (folder / "half").write_text("made")
@@ -48,7 +50,7 @@ def test_a_build_that_fails_leaves_nothing_and_the_next_one_may_succeed(tmp_path
 
 
 def test_what_was_used_longest_ago_is_evicted_unless_somebody_holds_it(tmp_path: Path) -> None:
-    store = Store(tmp_path, 300 << 10)
+    store = Store(tmp_path, 300 << 10, os.geteuid())
     held = store.hold("held", _fill(128))
     store.hold("old", _fill(128)).release()
     store.hold("new", _fill(128)).release()
@@ -68,11 +70,14 @@ def test_a_closed_folder_above_is_noticed() -> None:
         assert can_reach(folder, os.geteuid())
 
 
-def test_a_chosen_cache_that_sandboxes_cannot_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_sandboxes_cannot_reach_is_refused_when_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("RAYROLL_CACHE_DIR", str(tmp_path / "cache"))
+    assert user_cache(60777) == tmp_path / "cache"
     with pytest.raises(ConfigError, match=r"chmod o\+x"):
-        user_cache(60777)
+        Store(user_cache(60777), 1 << 30, 60777).hold("tools", _fill(1))
 
 
 def _fill(size_kib: int) -> Callable[[Path], None]:

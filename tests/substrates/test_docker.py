@@ -128,10 +128,10 @@ async def test_the_network_is_off_until_it_is_switched_on(docker: DockerSubstrat
 
 
 async def test_a_read_only_root_leaves_the_folders_in_memory(lease: Lease) -> None:
-    config = DockerConfig(read_only_root=True, tmpfs_mib={"/tmp": 8, "/work": 8})
+    config = DockerConfig(read_only_root=True, tmpfs_mib={"/tmp": 8, "/data": 8})
     async with DockerSubstrate(config) as docker, running(docker, PLAIN, lease) as (_, client):
         assert (await client.exec("touch /x")).exit_code == 1
-        assert (await client.exec("echo hi > /tmp/x && echo hi > /work/x")).exit_code == 0
+        assert (await client.exec("echo hi > /tmp/x && echo hi > /data/x")).exit_code == 0
         full = await client.exec("head -c 20M /dev/zero > /tmp/big")
         assert "No space left" in full.output
         assert await output(client, "echo alive") == "alive\n"

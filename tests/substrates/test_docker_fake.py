@@ -342,6 +342,20 @@ async def test_an_engine_over_ssh_is_refused_with_the_way_around() -> None:
     assert not probe.ok and "ssh -NL" in probe.reason
 
 
+async def test_an_engine_that_went_away_is_no_reason_to_give_a_sandbox_up(tmp_path: Path) -> None:
+    async with fake_engine(tmp_path) as engine:
+        docker = DockerSubstrate(DockerConfig(host=engine.host))
+        await docker.open()
+        sandbox = await docker.create(SPEC, LEASE)
+        (tmp_path / "engine.sock").rename(tmp_path / "moved.sock")
+        with pytest.raises(EngineDownError):
+            await docker.reopen(sandbox.ref)
+        (tmp_path / "moved.sock").rename(tmp_path / "engine.sock")
+        (await docker.reopen(sandbox.ref)).close()
+        await docker.destroy(sandbox.ref)
+        await docker.close()
+
+
 async def test_a_full_disk_and_a_full_address_pool_are_named(engine: FakeEngine, docker: DockerSubstrate) -> None:
     said = [
         "write /var/lib/docker/x: no space left on device",
