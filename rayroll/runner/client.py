@@ -110,10 +110,12 @@ class _Call:
 class RunnerClient:
     """One host's end of one runner. Not thread-safe: it lives on the event loop that made it."""
 
-    def __init__(self, lease_s: float, reopen: Callable[[], Awaitable[Stream]] | None) -> None:
+    def __init__(
+        self, lease_s: float, reopen: Callable[[], Awaitable[Stream]] | None, key: bytes | None = None
+    ) -> None:
         self._lease_s = lease_s
         self._reopen = reopen
-        self._key = secrets.token_bytes(KEY_BYTES)
+        self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
         self._epoch = 0
         self._instance: bytes | None = None
         self._stream: Stream | None = None
@@ -139,6 +141,7 @@ class RunnerClient:
         lease_s: float = 30.0,
         hello_timeout_s: float = 30.0,
         reopen: Callable[[], Awaitable[Stream]] | None = None,
+        key: bytes | None = None,
     ) -> RunnerClient:
         """Say hello and wait for the answer.
 
@@ -147,12 +150,16 @@ class RunnerClient:
             lease_s: Silence after which the runner kills everything and exits; renewed by this client until closed.
             hello_timeout_s: Longest wait for the answer.
             reopen: Opens another channel to the same runner; None: a broken stream is the end.
+            key: 16 secret bytes that the runner was started with (``RAYROLL_KEY``, for ``serve --socket``); None: new
+                ones, which a runner takes from the first to speak on its standard streams.
 
         Raises:
             StartTimeoutError: No answer in time, or the stream ended before it.
             ProtocolError: The runner refused, with its reason.
         """
-        client = cls(lease_s, reopen)
+        if key is not None and len(key) != KEY_BYTES:
+            raise CallerError("a key has 16 bytes", size_bytes=len(key))
+        client = cls(lease_s, reopen, key)
         try:
             await client._hello(stream, hello_timeout_s)
         except SandboxLostError as error:

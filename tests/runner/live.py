@@ -268,13 +268,13 @@ class Box:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
-    async def connect(self, path: str = "/tmp/socket") -> Pipe:
+    async def connect(self) -> Pipe:
         """A new stream through `runner connect`, as a carrier that starts a process for each stream makes it."""
+        path = self.folder / "socket"
+        await until(path.exists)
         ours, theirs = socket.socketpair()
         with theirs:
-            relay = await asyncio.create_subprocess_exec(
-                str(binary()), "connect", str(self.folder / Path(path).name), stdin=theirs, stdout=theirs
-            )
+            relay = await asyncio.create_subprocess_exec(binary(), "connect", path, stdin=theirs, stdout=theirs)
         self._relays.append(relay)
         return await Pipe.over(ours)
 
