@@ -56,13 +56,14 @@ class FileTree:
 
     @classmethod
     def from_dir(cls, root: Path) -> FileTree:
-        """Pack every file, folder and symbolic link below ``root``."""
+        """Pack every file, folder and symbolic link below ``root``; pipes, sockets and devices are left out."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for path in sorted(root.rglob("*")):
                 if "__pycache__" in path.parts:
                     continue
                 archive.add(path, arcname=str(path.relative_to(root)), recursive=False, filter=_normalized)
+                archive.inodes.clear()  # or the second name of one file would be a link, and equal folders differ
         return cls.from_tar(buffer.getvalue())
 
     @classmethod
@@ -121,7 +122,9 @@ def _refuse_unsafe(member: tarfile.TarInfo) -> None:
         raise tarfile.TarError(f"{member.name!r} is neither a file, a folder nor a link")
 
 
-def _normalized(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _normalized(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    if not (member.isreg() or member.isdir() or member.issym()):
+        return None
     member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
     member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
     return member

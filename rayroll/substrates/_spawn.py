@@ -24,7 +24,7 @@ def spawn(argv: Sequence[str], **popen: Any) -> asyncio.Future[subprocess.Popen[
     The process may exist although its waiter was cancelled: keep the future and ask it, instead of awaiting it bare.
     """
     loop = asyncio.get_running_loop()
-    return loop.run_in_executor(_thread(), functools.partial(_start, list(argv), popen))
+    return loop.run_in_executor(_thread(os.getpid()), functools.partial(_start, list(argv), popen))
 
 
 def as_user(uid: int, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -51,5 +51,5 @@ def _start(argv: list[str], popen: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 @functools.cache
-def _thread() -> ThreadPoolExecutor:
+def _thread(pid: int) -> ThreadPoolExecutor:  # by process: a forked child has the object without its thread
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayroll-spawn")
