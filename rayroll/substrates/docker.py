@@ -371,7 +371,8 @@ def _create(
         nano_cpus=round(spec.cpus * 1e9),
         network_mode="bridge" if spec.network else "none",
         read_only=config.read_only_root,
-        tmpfs={folder: f"size={size_mib}m,mode=1777" for folder, size_mib in config.tmpfs_mib.items()},
+        # The engine's own default is noexec: an agent could not run the script that it has just written.
+        tmpfs={folder: f"size={size_mib}m,mode=1777,exec" for folder, size_mib in config.tmpfs_mib.items()},
         shm_size=min(config.shm_mib, spec.memory_mib // 4) << 20,
         # json-file stores all that is printed, and doubled the time of 64 MB of output.
         log_config={"Type": "none"},
