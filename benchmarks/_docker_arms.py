@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import docker
-from _arms import Arm, Burst, Load, thread_burst
+from _arms import Arm, Burst, Load, Skipped, thread_burst
 
 __all__ = ["DockerCli", "DockerExec", "HeldShell"]
 
@@ -61,6 +62,11 @@ class DockerCli(_ThreadArm):
     """A ``docker exec`` process a step."""
 
     name = "docker-cli"
+
+    async def open(self) -> None:
+        if shutil.which("docker") is None:
+            raise Skipped("the docker command is not installed")
+        await super().open()
 
     def _step_in(self, container: str) -> Callable[[str], str]:
         return functools.partial(self._step, container)

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-from _arms import Arm, Burst, Echo, Load, async_burst, next_echo
+from _arms import Arm, Burst, Echo, Load, Skipped, async_burst, next_echo
 
 from rayroll.executor import Executor, PlayConfig, Run
 from rayroll.session import Client, Session
@@ -28,12 +28,18 @@ class RunnerArm(Arm):
     def __init__(self, substrate: str, envs: int) -> None:
         self.substrate = substrate
         self.name = f"runner-{substrate}"
+        self.facts: dict[str, str] = {}
+        """Versions and capabilities of the substrate."""
         self._client = Client(substrate)
         self._envs = envs
         self._sessions: list[Session] = []
         self._steps: list[Callable[[str], Awaitable[str]]] = []
 
     async def open(self) -> None:
+        probe = await self._client.substrate.probe()
+        if not probe.ok:
+            raise Skipped(probe.reason + (f"; fix: {probe.fix}" if probe.fix else ""))
+        self.facts = dict(probe.facts)
         await self._client.__aenter__()
         self._sessions = [self._client.open(TASK, sample_index=i, deadline_s=DAY_S) for i in range(self._envs)]
         await asyncio.gather(*(session.booted() for session in self._sessions))
@@ -48,10 +54,6 @@ class RunnerArm(Arm):
     async def sandbox_ids(self) -> list[str]:
         """The substrate's own names of the sandboxes, for baselines that use the very same ones."""
         return [(await session.booted()).ref.id for session in self._sessions]
-
-    async def facts(self) -> dict[str, str]:
-        """Versions and capabilities of the substrate."""
-        return dict((await self._client.substrate.probe()).facts)
 
     async def floor_s(self, n: int) -> list[float]:
         """``[p50, p95]`` of fork and exec of the same shell in the same sandbox, without anything around them."""

@@ -75,7 +75,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 bar = progress.add_task("", total=None)
                 say = functools.partial(_say, progress, bar, envs)
                 arms = await start_arms(stack, envs, options, line["skipped"], say)
-                line["machine"] |= {arm.substrate: await arm.facts() for arm in arms if isinstance(arm, RunnerArm)}
+                line["machine"] |= {arm.substrate: arm.facts for arm in arms if isinstance(arm, RunnerArm)}
                 progress.update(bar, total=len(options.output_bytes) * options.rounds * len(arms))
                 for output_bytes in options.output_bytes:
                     cells.append(await measure_cell(Cell(envs, output_bytes), arms, options, say))
@@ -114,23 +114,31 @@ async def start_arms(
 ) -> list[Arm]:
     """Start every arm that this machine can run; why another cannot goes into ``skipped``."""
     arms: list[Arm] = []
-    containers: list[str] = []
     for substrate in options.substrates:
-        for kind in (RunnerArm, RayrollArm):
-            arm = kind(substrate, envs)
-            say(f"starting {arm.name}")
-            await stack.enter_async_context(arm)
-            arms.append(arm)
-            if substrate == "docker" and isinstance(arm, RunnerArm):
-                containers = await arm.sandbox_ids()
+        say(f"starting {substrate}")
+        try:
+            arms.append(await stack.enter_async_context(RunnerArm(substrate, envs)))
+        except Skipped as reason:
+            leave_out(skipped, substrate, reason)
+        else:
+            arms.append(await stack.enter_async_context(RayrollArm(substrate, envs)))
+    if not arms:
+        raise SystemExit("nothing can be measured: " + "; ".join(f"{k}: {v}" for k, v in skipped.items()))
+    docker = next((arm for arm in arms if isinstance(arm, RunnerArm) and arm.substrate == "docker"), None)
+    containers = [] if docker is None else await docker.sandbox_ids()
     for baseline in options.baselines:
         say(f"starting {baseline}")
         try:
             arms += await start_baseline(stack, baseline, envs, containers)
         except Skipped as reason:
-            skipped[baseline] = str(reason)
-            console.print(f"[yellow]{baseline} is left out: {reason}")
+            leave_out(skipped, baseline, reason)
     return arms
+
+
+def leave_out(skipped: dict[str, str], name: str, reason: Skipped) -> None:
+    """Say, now and in the last line, what is not measured and why."""
+    skipped[name] = str(reason)
+    console.print(f"[yellow]{name} is left out: {reason}")
 
 
 async def start_baseline(
