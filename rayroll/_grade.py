@@ -64,7 +64,7 @@ async def run_tests(live: Live, task: Task, recorder: Recorder, *, output_cap_by
         )
     except ClosedError:
         raise
-    except (CallerError, TaskError) as error:  # its working directory or its users are gone
+    except (CallerError, TaskError, SandboxFileError) as error:  # its working directory or its users are gone
         return _no_verdict(_NO_VERDICT, f"the tests cannot be run in the sandbox: {error}")
     recorder.add_command(start_ns, start_ns + result.timing.round_trip_ns, result.timing, within="grade")
     await runner.kill_all()  # nothing the tests left running may write the verdict now

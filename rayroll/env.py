@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Mapping
@@ -88,6 +89,8 @@ class CodingEnv(gym.Env[str, str]):
             raise ConfigError("give either a pack or tasks")
         if max_steps < 1:
             raise ConfigError("max_steps must be at least 1", max_steps=max_steps)
+        if grade_on not in ("submit", "end"):
+            raise unknown_name("grade_on", str(grade_on), ["submit", "end"])
         if render_mode not in (None, "ansi"):
             raise unknown_name("render_mode", str(render_mode), ["ansi"])
         self._pack: Pack | None = load_pack(pack) if pack is not None else None
@@ -116,7 +119,7 @@ class CodingEnv(gym.Env[str, str]):
         """
         super().reset(seed=seed)
         task = self._choose(options or {})
-        self._check_not_truncated_outside()
+        _refuse_outer_time_limit()
         self._end_session()
         self._client.start()
         started_s = time.monotonic()
@@ -192,13 +195,6 @@ class CodingEnv(gym.Env[str, str]):
                 return task
         raise unknown_name("task", wanted, (task.id for task in self._tasks))
 
-    def _check_not_truncated_outside(self) -> None:
-        if self.spec is not None and self.spec.max_episode_steps:
-            raise ConfigError(
-                "max_episode_steps would truncate without a grade; use max_steps",
-                max_episode_steps=self.spec.max_episode_steps,
-            )
-
     def _run(self, session: SyncSession, action: str) -> tuple[str, dict[str, Any]]:
         result = session.exec(action)
         seen = observation(result)
@@ -226,6 +222,16 @@ class CodingEnv(gym.Env[str, str]):
             if not quietly:
                 raise
             logger.warning("a sandbox was not removed; its lease will do it: %s", error)
+
+
+def _refuse_outer_time_limit() -> None:
+    """Raises ConfigError below a ``gymnasium.wrappers.TimeLimit``, as ``gym.make(max_episode_steps=...)`` puts one."""
+    # Gymnasium tells an environment nothing of what is wrapped around it; only the call that comes through does.
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), gym.wrappers.TimeLimit):
+            raise ConfigError("max_episode_steps would truncate without a grade; use max_steps")
+        frame = frame.f_back
 
 
 def _command_info(result: ExecResult) -> dict[str, Any]:

@@ -374,7 +374,8 @@ class Session:
         Raises:
             SandboxKilledError: The agent's doing ended the sandbox (fault ``policy``).
             SandboxLostError: The machine ended it (fault ``infra``).
-            CallerError: ``cwd`` or ``env`` cannot be had; or the session was graded or closed.
+            SandboxFileError: There is no ``cwd``.
+            CallerError: ``env`` is too large; or the session was graded or closed.
         """
         refusal = _unrunnable(command)
         if refusal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -71,6 +72,12 @@ def nothing_is_left(ray_cluster: Any) -> Iterator[None]:
     while left := {k: v for k, v in leaks.held_now().beyond(before).items() if k != "sockets"}:
         assert time.monotonic() < deadline_s, f"left behind: {left}"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def kills() -> int:
+    """How many random moments each kind of kill falls at; ``RAYROLL_KILLS=20`` for the long form."""
+    return int(os.environ.get("RAYROLL_KILLS", "1"))
 
 
 @pytest.fixture
