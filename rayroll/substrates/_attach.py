@@ -24,6 +24,7 @@ STDERR_KEPT_BYTES = 4 << 10
 LINE_MOST_BYTES = 16 << 20
 STDERR = 2
 BLOCK_HEAD = struct.Struct(">BxxxI")
+CLOSE_PATIENCE_S = 2.0
 
 
 class EngineAnswer(Exception):
@@ -43,6 +44,7 @@ class AttachChannel(StreamChannel):
         self._request = request
         self._buffer = bytearray()
         self._upgraded = False
+        self._is_closing = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.stderr = b""
         """The last of what the runner itself printed there; commands' output comes in frames."""
@@ -52,7 +54,28 @@ class AttachChannel(StreamChannel):
         assert isinstance(transport, asyncio.Transport)
         transport.write(self._request)
 
+    def write(self, data: bytes) -> None:
+        if not self._is_closing:
+            super().write(data)
+
+    def close(self) -> None:
+        """Send no more, and read on until the engine has passed on what it has; then it ends the stream by itself.
+
+        What the engine has not passed on yet would be mixed into the bytes of the next attach, at any byte: it took 17
+        hellos until a stream was clean again after a break with three uploads under way. 18 ms with 3 MB under way.
+        """
+        if self._transport is None or self._is_closing:
+            return
+        self._is_closing = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(CLOSE_PATIENCE_S, self.abort)
+        else:  # TLS
+            super().close()
+
     def data_received(self, data: bytes) -> None:
+        if self._is_closing and self._upgraded:
+            return
         self._buffer += data
         if self._upgraded or self._take_head():
             self._take_blocks()

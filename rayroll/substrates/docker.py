@@ -97,6 +97,7 @@ class DockerSubstrate(Substrate):
         self._filling: SingleFlight[str] = SingleFlight()
         self._volumes: dict[str, str] = {}
         self._channels: dict[str, AttachChannel] = {}
+        self._reopening: dict[str, asyncio.Lock] = {}
         self._alive: set[str] = set()
         self._watches = Watches()
         self._undoing: set[asyncio.Task[None]] = set()
@@ -282,17 +283,21 @@ class DockerSubstrate(Substrate):
         return volume
 
     async def reopen(self, ref: SandboxRef) -> Channel:
-        try:
-            with translated(self._engine.endpoint):
-                channel = await attach(self._engine.endpoint, ref.id)
-        except SubstrateError as error:
-            if is_status(error, 404, 409):
-                raise SandboxLostError(
-                    "the container is gone", id=ref.id[:12], cause=await self.cause_of_death(ref)
-                ) from error
-            raise
-        self._channels[ref.id] = channel
-        return channel
+        async with self._reopening.setdefault(ref.id, asyncio.Lock()):
+            old = self._channels.get(ref.id)
+            if old is not None:
+                old.close()
+                await old.wait_until_closed()  # or what it still has under way would be mixed into the new one's bytes
+            try:
+                with translated(self._engine.endpoint):
+                    channel = self._channels[ref.id] = await attach(self._engine.endpoint, ref.id)
+            except SubstrateError as error:
+                if is_status(error, 404, 409):
+                    raise SandboxLostError(
+                        "the container is gone", id=ref.id[:12], cause=await self.cause_of_death(ref)
+                    ) from error
+                raise
+            return channel
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         wanted = [RUN, *(f"{_label(name)}={value}" for name, value in labels.items())]
@@ -305,6 +310,7 @@ class DockerSubstrate(Substrate):
             channel.abort()
         await finish(self._remove(ref.id))
         self._alive.discard(ref.id)
+        self._reopening.pop(ref.id, None)
 
     async def _remove(self, name: str) -> None:
         """Kill and remove a container in whatever state; returns when it is gone."""
@@ -343,10 +349,14 @@ class DockerSubstrate(Substrate):
 
     def _on_death(self, container_id: str) -> None:
         self._alive.discard(container_id)
+        asyncio.get_running_loop().call_later(DEATH_NOTICE_S, self._hang_up, container_id)
+
+    def _hang_up(self, container_id: str) -> None:
+        """Close the stream of a dead container: an attach while it died neither answers nor ends, nor does a connection
+        that the network lost."""
         channel = self._channels.get(container_id)
         if channel is not None:
-            # Its stream has normally ended by itself; a connection that the network lost would stay open.
-            asyncio.get_running_loop().call_later(DEATH_NOTICE_S, channel.close)
+            channel.abort()
 
 
 def _label(name: str) -> str:
