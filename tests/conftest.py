@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if getattr(request.cls, "owns_leaks", False):
         yield
         return
-    with leaks.watch():
+    with leaks.watch(sockets="ray_cluster" not in request.fixturenames):
         yield
 
 
@@ -107,20 +108,17 @@ async def _substrate(kind: str, run_id: str) -> AsyncIterator[Substrate]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def ray_cluster() -> Iterator[Any]:
     """One Ray for the whole session, started when the first test asks for it; the ``ray`` module."""
     import ray
 
-    ray.init(
-        num_cpus=RAY_CPUS,
-        include_dashboard=False,
-        configure_logging=False,
-        log_to_driver=False,
-        # Socket paths end at 108 bytes, which pytest's own folders reach.
-        _temp_dir=f"/tmp/ray-{secrets.token_hex(3)}",
-    )
-    yield ray
-    ray.shutdown()
+    # Socket paths end at 108 bytes, which pytest's own folders reach.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=RAY_CPUS, include_dashboard=False, configure_logging=False, log_to_driver=False, _temp_dir=folder
+        )
+        yield ray
+        ray.shutdown()
 
 
 @pytest.fixture

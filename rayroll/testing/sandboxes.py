@@ -49,12 +49,12 @@ class Live:
         return await self.client.exec(script, timeout_s=timeout_s, **options)
 
     async def running(self, mark: str) -> int:
-        """How many processes of the sandbox have ``mark`` in their command line.
+        """How many processes of the sandbox have ``mark``, a plain word, in their command line.
 
-        The mark goes in by the environment, so that what looks for it does not find itself.
+        It goes in by the environment, so that what looks for it does not find itself.
         """
         r = await self.sh(
-            'printf %s "$MARK" | grep -lF -f - /proc/[0-9]*/cmdline 2>/dev/null | wc -l',
+            'printf %s "$MARK" | grep -l -f - /proc/[0-9]*/cmdline 2>/dev/null | wc -l',
             env={"MARK": mark},
             carry=False,
         )

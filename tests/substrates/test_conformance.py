@@ -21,23 +21,27 @@ from rayroll.substrates.local import LocalConfig
 from rayroll.testing import conformance
 from rayroll.testing.conformance import Capability
 from rayroll.testing.conformance._program import program_path
+from rayroll.types import FileTree
 
 ISOLATED = (Capability.REATTACH, Capability.OWN_PIDS, Capability.INTRUDER, Capability.NETWORK)
 LIMITED = (*ISOLATED, Capability.PID_LIMIT, Capability.MEMORY_LIMIT)
 OTHER_UID = 60888
+PYTHONS = ("pythons_input_raises_at_once", "a_timeout_reaches_what_python_started")
 
 use_testbed()
 
 TestLocal = pytest.mark.local(conformance.suite(LocalConfig(), promises=LIMITED if os.geteuid() == 0 else ISOLATED))
 TestDocker = pytest.mark.docker(conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS)))
 
-# The same runner and the same engine, so only what depends on the image: its shell, its tools, its read-only root.
-OF_THE_IMAGE = ("commands", "output", "files", "state", "kill", "grading")
+# The same runner and the same engine, so only what depends on the image: its shell, its tools, its user, its root.
+OF_THE_SHELL = ("commands", "output", "files", "state", "kill", "grading")
+OF_THE_USER = ("files", "state", "isolation", "forgery", "sabotage", "grading")
+AS_USER = FileTree.from_files({"Dockerfile": "FROM python:3.11-slim\nRUN useradd -m -u 1000 dev\nUSER dev\n"})
 TestDockerWithBusybox = pytest.mark.docker(
-    conformance.suite(DockerConfig(), spec=SandboxSpec(image="busybox:latest"), only=OF_THE_IMAGE, slow=False)
+    conformance.suite(DockerConfig(), spec=SandboxSpec(image="busybox:latest"), only=OF_THE_SHELL, slow=False)
 )
-TestDockerWithPython = pytest.mark.docker(
-    conformance.suite(DockerConfig(), spec=SandboxSpec(image="python:3.11-slim"), only=("commands", "kill"), slow=False)
+TestDockerAsUser = pytest.mark.docker(
+    conformance.suite(DockerConfig(), spec=SandboxSpec(environment=AS_USER), only=OF_THE_USER, slow=False)
 )
 TestDockerReadOnly = pytest.mark.docker(
     conformance.suite(
@@ -45,6 +49,9 @@ TestDockerReadOnly = pytest.mark.docker(
         only=("files", "sabotage", "forgery", "grading"),
         slow=False,
     )
+)
+TestDockerWithPython = pytest.mark.docker(
+    conformance.suite(DockerConfig(), spec=SandboxSpec(image="python:3.11-slim"), only=PYTHONS, slow=False)
 )
 
 

@@ -25,7 +25,7 @@ async def what_the_agent_left_running_does_not_see_the_tests(lab: Lab) -> None:
     await box.client.write_file(box.path("answer"), b"41\n")
     forger = "while :; do cp -r tests copied 2>/dev/null; mkdir -p verdict; echo 1 > verdict/reward; done"
     await box.client.write_file(box.path("forger.sh"), forger.encode())
-    start = f"(setsid nohup sh forger.sh {mark} >/dev/null 2>&1 &); (sh forger.sh {mark} >/dev/null 2>&1 &)"
+    start = f"(setsid sh forger.sh {mark} >/dev/null 2>&1 &); (sh forger.sh {mark} >/dev/null 2>&1 &)"
     await box.sh(start, cwd=box.folder)
     while await box.running(mark) < 2:
         pass
