@@ -63,7 +63,8 @@ class FileTree:
                 if "__pycache__" in path.parts:
                     continue
                 archive.add(path, arcname=str(path.relative_to(root)), recursive=False, filter=_normalized)
-                archive.inodes.clear()  # or the second name of one file would be a link, and equal folders differ
+                # Or the second name of one file would be a link, and equal folders would differ. Typeshed lacks it.
+                archive.inodes.clear()  # type: ignore[attr-defined]
         return cls.from_tar(buffer.getvalue())
 
     @classmethod
