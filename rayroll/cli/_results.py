@@ -36,14 +36,16 @@ class Results:
         """Make the folder, or take up the one that is there.
 
         Args:
-            out: The folder; None: a new one in ``results/``, named by the time.
+            out: The folder; None: a new one in ``results/``, named by the time; in a submitted job, whose working
+                folder goes with it, in ``rayroll-results`` of the user's home on the node it runs on.
             kind: ``sweep`` or ``run``.
             question: What determines the rollouts; kept, and compared when the folder is taken up again.
 
         Raises:
             ConfigError: It cannot be written, holds something else, or was made for another question.
         """
-        folder = out or Path("results") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+        # Absolute: Ray removes a job's working folder once its last actor is gone, before the job itself has ended.
+        folder = (out or _base() / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".write-{os.getpid()}"
@@ -82,6 +84,11 @@ class Results:
                 **{k: f"{before.get(k)} then, {question.get(k)} now" for k in changed},
             )
         return cls(folder, run_id, resumed=True)
+
+
+def _base() -> Path:
+    in_job = "working_dir_files" in Path.cwd().parts
+    return Path.home() / "rayroll-results" if in_job else Path("results")
 
 
 def machine() -> dict[str, Any]:

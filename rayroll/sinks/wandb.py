@@ -289,9 +289,10 @@ def _start_run(
     """A W&B run and the mode it got: offline when an online one cannot be had, for a run must not die of its log."""
     import wandb
 
-    folder = Path(config.dir)
+    folder = Path(config.dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
+        root_dir=str(folder),  # by default the current folder, which a submitted job may have lost
         console="off",
         silent=True,
         disable_code=True,

@@ -57,5 +57,5 @@ def test_run_plays_a_pack_and_ends_with_one_json_line(tmp_path: Path) -> None:
     done = rayroll("run", "--pack", "hello_shell", "--substrate", "local", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
-    assert last == {"out": "out", "rollouts": 1, "invalid": 0, "mean_reward": 1.0}
+    assert last == {"out": str(tmp_path / "out"), "rollouts": 1, "invalid": 0, "mean_reward": 1.0}
     assert (tmp_path / "out" / "rollouts.jsonl").read_text().count("\n") == 1
