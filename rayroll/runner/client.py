@@ -11,19 +11,18 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rayroll.errors import (
     CallerError,
     ClosedError,
-    InfraFailure,
     ProtocolError,
     RayrollError,
     SandboxFileError,
     SandboxLostError,
     StartTimeoutError,
-    TaskError,
 )
+from rayroll.runner.commands import encoded, error_of, exec_payload, exec_result, milliseconds, refusal_of
 from rayroll.runner.protocol import (
     CHUNK_BYTES,
     KEY_BYTES,
@@ -42,7 +41,7 @@ from rayroll.runner.protocol import (
     numbers,
 )
 from rayroll.runner.tree import Entry, entries_from_tar, entries_to_tar, pack_entries, unpack_entries
-from rayroll.types import CommandTiming, ExecResult
+from rayroll.types import ExecResult
 
 __all__ = ["SYSTEM_FOLDERS", "Greeting", "RunnerClient"]
 
@@ -52,7 +51,6 @@ SYSTEM_FOLDERS = (b"proc", b"sys", b"dev", b"run", b".rayroll")
 """What a digest of a whole sandbox leaves out: the kernel's, and ours."""
 
 _CREDIT_EVERY_BYTES = WINDOW_BYTES // 4
-_LIMITS: dict[int, Literal["", "total", "idle"]] = {1: "total", 2: "idle"}
 
 
 class Stream(Protocol):
@@ -206,15 +204,19 @@ class RunnerClient:
             TaskError: The image has no shell.
             SandboxLostError: The sandbox or its runner is gone. The command may or may not have run.
         """
-        payload = self._exec_payload(script, argv, cwd, env, clean_env, carry, user, stdin)
-        payload += encode_fields(
-            {
-                Tag.TIMEOUT_MS: _ms(timeout_s),
-                Tag.IDLE_MS: _ms(idle_timeout_s),
-                Tag.GRACE_MS: _ms(grace_s),
-                Tag.HEAD_BYTES: output_cap_bytes - output_cap_bytes // 2,
-                Tag.TAIL_BYTES: output_cap_bytes // 2,
-            }
+        payload = exec_payload(
+            script,
+            argv=argv,
+            cwd=cwd,
+            env=env,
+            clean_env=clean_env,
+            carry=carry,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            grace_s=grace_s,
+            output_cap_bytes=output_cap_bytes,
         )
         call = self._start(FrameType.EXEC, payload)
         try:
@@ -222,36 +224,7 @@ class RunnerClient:
         except asyncio.CancelledError:
             self._send(FrameType.CANCEL, call.id)
             raise
-        return _exec_result(reply, raw, call.replied_ns - call.sent_ns)
-
-    def _exec_payload(
-        self,
-        script: str | bytes | None,
-        argv: Iterable[str | bytes] | None,
-        cwd: str | bytes | None,
-        env: Mapping[str, str] | None,
-        clean_env: bool,
-        carry: bool,
-        user: str | None,
-        stdin: bytes,
-    ) -> bytes:
-        if (script is None) == (argv is None):
-            raise CallerError("give either a script or argv")
-        fields: dict[int, int | bytes] = {}
-        if script is not None:
-            fields[Tag.SCRIPT] = _encoded(script, "script")
-        if argv is not None:
-            fields[Tag.ARGV] = b"".join(_encoded(a, "argv") + b"\0" for a in argv)
-        if cwd is not None:
-            fields[Tag.CWD] = _encoded(cwd, "cwd")
-        if env:
-            fields[Tag.ENV] = b"".join(_variable(name, value) + b"\0" for name, value in env.items())
-        if user is not None:
-            fields[Tag.USER] = _encoded(user, "user")
-        if stdin:
-            fields[Tag.STDIN] = stdin
-        fields[Tag.FLAGS] = (Flag.CARRY if carry else 0) | (Flag.CLEAN_ENV if clean_env else 0)
-        return encode_fields(fields)
+        return exec_result(reply, raw, call.replied_ns - call.sent_ns)
 
     async def kill_all(self) -> int:
         """End every process but the runner; returns how many requests were under way."""
@@ -294,7 +267,7 @@ class RunnerClient:
                 ``truncate`` asks for its first ``max_bytes``.
         """
         fields: dict[int, int | bytes] = {
-            Tag.PATH: _encoded(path, "path"),
+            Tag.PATH: encoded(path, "path"),
             Tag.MAX_BYTES: max_bytes,
             Tag.FLAGS: 0,
         }
@@ -307,7 +280,7 @@ class RunnerClient:
 
     async def stat(self, path: str | bytes) -> Entry:
         """Facts of a path itself, a link not followed. Raises SandboxFileError where there is none."""
-        (entry,) = await self._get({Tag.PATH: _encoded(path, "path"), Tag.FLAGS: Flag.NO_CONTENT})
+        (entry,) = await self._get({Tag.PATH: encoded(path, "path"), Tag.FLAGS: Flag.NO_CONTENT})
         return entry
 
     async def list_tree(self, path: str | bytes, *, exclude: Iterable[bytes] = ()) -> list[Entry]:
@@ -338,9 +311,9 @@ class RunnerClient:
         return reply[Tag.SHA256].hex()
 
     async def _put(self, path: str | bytes, entries: Iterable[Entry], user: str | None) -> None:
-        fields: dict[int, int | bytes] = {Tag.PATH: _encoded(path, "path")}
+        fields: dict[int, int | bytes] = {Tag.PATH: encoded(path, "path")}
         if user is not None:
-            fields[Tag.USER] = _encoded(user, "user")
+            fields[Tag.USER] = encoded(user, "user")
         call = self._start(FrameType.PUT, encode_fields(fields), body=memoryview(pack_entries(entries)))
         try:
             await call.done
@@ -432,10 +405,10 @@ class RunnerClient:
             self._upload(call)
         elif frame.type == FrameType.REFUSED:
             if call is None:
-                raise _refused(frame)
+                raise refusal_of(frame)
             del self._calls[call.id]
             if not call.done.done():
-                call.done.set_exception(_refused(frame))
+                call.done.set_exception(refusal_of(frame))
 
     def _reply(self, call: _Call, frame: Frame) -> None:
         del self._calls[call.id]
@@ -444,7 +417,7 @@ class RunnerClient:
             return
         fields = decode_fields(frame.payload)
         if frame.type == FrameType.ERROR:
-            call.done.set_exception(_error(fields))
+            call.done.set_exception(error_of(fields))
         else:
             call.done.set_result((fields, b"".join(call.output)))
 
@@ -483,7 +456,7 @@ class RunnerClient:
                     elif frame.type == FrameType.HELLO_OK:
                         self._greet(decode_fields(frame.payload))
                     elif frame.type == FrameType.REFUSED:
-                        self.greeted.set_exception(_refused(frame))
+                        self.greeted.set_exception(refusal_of(frame))
             except ProtocolError as error:
                 self._client._broken(self, error)
 
@@ -502,7 +475,7 @@ class RunnerClient:
             with contextlib.suppress(ProtocolError):
                 for frame in Parser().feed(bytes(self._early)):
                     if frame.type == FrameType.REFUSED and frame.epoch == self._epoch:
-                        return _refused(frame)
+                        return refusal_of(frame)
             return None
 
         def connection_lost(self, error: Exception | None) -> None:
@@ -520,7 +493,7 @@ class RunnerClient:
             Tag.NONCE: receiver.nonce,
             Tag.VERSION_MIN: VERSION,
             Tag.VERSION_MAX: VERSION,
-            Tag.LEASE_MS: _ms(self._lease_s),
+            Tag.LEASE_MS: milliseconds(self._lease_s),
             Tag.IDS: pending,
         }
         self._receiver = receiver
@@ -597,16 +570,15 @@ class RunnerClient:
                 async with asyncio.timeout(min(left_s, max(1.0, self._lease_s / 4))):
                     stream = await reopen()
                     await self._hello(stream, left_s)
-            except SandboxLostError as error:
-                reason = error
-                if not isinstance(error, _StreamEnded):
-                    break
-                await asyncio.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, 1.0)
             except (RayrollError, OSError, TimeoutError) as error:
                 reason = error
+                if isinstance(error, SandboxLostError) and not isinstance(error, _StreamEnded):
+                    break  # whoever opens knows that it is gone
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, 1.0)
+            except Exception as error:  # a fault of whoever opens: those who wait must hear of it
+                reason = error
+                break
             else:
                 if self._stream is None:
                     continue
@@ -615,7 +587,9 @@ class RunnerClient:
                 logger.info("runner found again: build=%s after %s", self.greeting.build, cause)
                 return
         self._reattaching = None
-        self._fail(SandboxLostError(cause.message, **{**cause.facts, "reattach": str(reason)}))
+        lost = SandboxLostError(cause.message, **{**cause.facts, "reattach": str(reason) or repr(reason)})
+        lost.__cause__ = reason
+        self._fail(lost)
 
     def _fail(self, error: RayrollError) -> None:
         """The end: every call that waits, and every later one, gets the error."""
@@ -632,31 +606,8 @@ class RunnerClient:
                 call.done.exception()  # whoever was waiting may be gone; that is no unhandled error
 
 
-def _ms(seconds: float | None) -> int:
-    return 0 if seconds is None else max(1, round(seconds * 1000))
-
-
-def _encoded(value: str | bytes, what: str) -> bytes:
-    try:
-        data = os.fsencode(value) if isinstance(value, str) else value
-    except UnicodeEncodeError as error:
-        raise CallerError(f"{what} cannot be encoded", position=error.start) from None
-    if b"\0" in data:
-        raise CallerError(f"{what} holds a NUL byte", position=data.index(b"\0"))
-    return data
-
-
-def _variable(name: str, value: str) -> bytes:
-    if not name or "=" in name:
-        raise CallerError("a variable's name is empty or holds '='", name=name)
-    data = _encoded(f"{name}={value}", f"variable {name}")
-    if len(data) >= 128 << 10:  # Linux: MAX_ARG_STRLEN, end byte included
-        raise CallerError("a variable is longer than Linux takes (131071 bytes)", name=name, size_bytes=len(data))
-    return data
-
-
 def _tree_fields(path: str | bytes, exclude: Iterable[bytes], flags: int) -> dict[int, int | bytes]:
-    return {Tag.PATH: _encoded(path, "path"), Tag.FLAGS: flags, Tag.EXCLUDE: b"".join(e + b"\0" for e in exclude)}
+    return {Tag.PATH: encoded(path, "path"), Tag.FLAGS: flags, Tag.EXCLUDE: b"".join(e + b"\0" for e in exclude)}
 
 
 def _greeting(fields: Mapping[int, bytes]) -> Greeting:
@@ -679,64 +630,3 @@ def _greeting(fields: Mapping[int, bytes]) -> Greeting:
 def _environment(block: bytes) -> dict[str, str]:
     entries = (os.fsdecode(entry).partition("=") for entry in block.split(b"\0") if entry)
     return {name: value for name, _, value in entries}
-
-
-def _refused(frame: Frame) -> ProtocolError:
-    fields = decode_fields(frame.payload)
-    code = fields.get(Tag.CODE, b"").decode(errors="replace")
-    facts: dict[str, object] = {"code": code, "epoch": number(fields, Tag.EPOCH)}
-    if code == "version":
-        facts |= {
-            "runner": [number(fields, Tag.VERSION_MIN), number(fields, Tag.VERSION_MAX)],
-            "host": [VERSION, VERSION],
-        }
-    return ProtocolError("the runner refused: " + fields.get(Tag.REASON, b"").decode(errors="replace"), **facts)
-
-
-def _error(fields: Mapping[int, bytes]) -> RayrollError:
-    code = fields.get(Tag.CODE, b"").decode(errors="replace")
-    reason = fields.get(Tag.REASON, b"").decode(errors="replace")
-    if code == "file":
-        return SandboxFileError(reason, errno=number(fields, Tag.ERRNO))
-    if code == "shell":
-        return TaskError(reason, code=code)
-    if code in ("user", "arguments", "busy", "cancelled"):
-        return CallerError(reason, code=code)
-    if code == "unkillable":
-        return InfraFailure(reason, code=code)
-    return ProtocolError(reason, code=code)
-
-
-def _exec_result(reply: Mapping[int, bytes], raw: bytes, round_trip_ns: int) -> ExecResult:
-    if Tag.EXIT_CODE not in reply:
-        raise ProtocolError("a result without an exit code")  # and never taken for 0
-    total, head = number(reply, Tag.OUTPUT_BYTES), number(reply, Tag.HEAD_KEPT)
-    truncated = total > len(raw)
-    output = raw.decode(errors="replace")
-    if truncated:
-        cut = f"\n[... {total - len(raw)} of {total} bytes left out ...]\n"
-        output = raw[:head].decode(errors="replace") + cut + raw[head:].decode(errors="replace")
-    limit = number(reply, Tag.LIMIT)
-    return ExecResult(
-        output=output,
-        exit_code=number(reply, Tag.EXIT_CODE),
-        timed_out=limit in _LIMITS,
-        limit=_LIMITS.get(limit, ""),
-        truncated=truncated,
-        output_bytes=total,
-        state_saved=bool(number(reply, Tag.STATE_SAVED)),
-        notice=reply.get(Tag.NOTICE, b"").decode(errors="replace"),
-        raw=raw,
-        timing=CommandTiming(
-            queued_ns=number(reply, Tag.QUEUED_NS),
-            spawn_ns=number(reply, Tag.SPAWN_NS),
-            run_ns=number(reply, Tag.RUN_NS),
-            drain_ns=number(reply, Tag.DRAIN_NS),
-            user_ns=number(reply, Tag.USER_NS),
-            system_ns=number(reply, Tag.SYSTEM_NS),
-            throttled_ns=number(reply, Tag.THROTTLED_NS),
-            max_rss_bytes=number(reply, Tag.MAX_RSS_BYTES),
-            memory_limit_hits=number(reply, Tag.MEMORY_HITS),
-            round_trip_ns=round_trip_ns,
-        ),
-    )

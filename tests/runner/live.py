@@ -270,11 +270,11 @@ class Box:
 
     async def connect(self) -> Pipe:
         """A new stream through `runner connect`, as a carrier that starts a process for each stream makes it."""
-        path = self.folder / "socket"
-        await until(path.exists)
         ours, theirs = socket.socketpair()
         with theirs:
-            relay = await asyncio.create_subprocess_exec(binary(), "connect", path, stdin=theirs, stdout=theirs)
+            relay = await asyncio.create_subprocess_exec(
+                binary(), "connect", self.folder / "socket", stdin=theirs, stdout=theirs
+            )
         self._relays.append(relay)
         return await Pipe.over(ours)
 
@@ -333,6 +333,8 @@ async def started(
             process = await asyncio.create_subprocess_exec(*argv, stdin=theirs, stdout=theirs)
         box = Box(process, await Pipe.over(ours), folder, etc, argv)
         try:
+            if "--socket" in args:
+                await until(lambda: (folder / "socket").exists() or process.returncode is not None)
             yield box
         finally:
             box.pipe.cut()

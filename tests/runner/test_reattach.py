@@ -170,6 +170,21 @@ async def test_a_stream_that_ends_during_hello_is_not_the_end() -> None:
         await box.client.close()
 
 
+async def test_a_fault_of_whoever_opens_reaches_those_who_wait() -> None:
+    async with started() as box:
+
+        async def broken() -> Pipe:
+            raise ZeroDivisionError("a bug")
+
+        box.client = await RunnerClient.connect(box.pipe, reopen=broken)
+        call = asyncio.create_task(box.sh("sleep 60"))
+        await asyncio.sleep(0)
+        box.pipe.cut()
+        with pytest.raises(SandboxLostError, match="a bug") as caught:
+            await call
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 async def test_results_are_kept_until_they_are_acknowledged_and_no_longer() -> None:
     async with started(*SOCKET) as box:
         host = Peer(box.pipe)

@@ -187,6 +187,15 @@ void crew_disband(void) {
     }
 }
 
+void crew_part(void) {
+    struct order order = {.kind = ORDER_LEAVE};
+    while (all) {
+        struct bytes head = {(u8 *)&order, sizeof order}, nothing = {NULL, 0};
+        if (!all->is_free) message_send(all->control, head, nothing, &all->out, all->out >= 0);
+        remove_member(all);
+    }
+}
+
 /* A command can see its keeper, and may stop it. */
 void crew_child_stopped(pid_t pid) {
     for (struct member *m = all; m; m = m->next)

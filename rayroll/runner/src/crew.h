@@ -13,6 +13,7 @@ void crew_free(struct member *m);              /* nothing is left of its command
 void crew_dismiss(struct member *m);           /* and with it everything it looks after */
 void crew_kill(struct member *m);              /* it does not answer */
 void crew_disband(void);                       /* everything has been killed */
+void crew_part(void);                          /* we go, and background jobs stay with their keepers */
 void crew_child_stopped(pid_t pid);
 void crew_child_died(pid_t pid);
 

@@ -27,7 +27,7 @@
 #include "wire.h"
 
 struct keeper {
-    int control, children;
+    int control, children, left_output; /* left_output: of jobs that nobody reads any more; -1 */
     pid_t command;
     bool exited, killing, said_same;
     u64 kill_at_ns;
@@ -80,10 +80,10 @@ static void look_at_state(struct keeper *k, struct buf *changes) {
         k->note.state = STATE_SAME;
         return;
     }
-    if (state_read(l->state_fd, STATE_AT, &left)) {
+    if (state_read(l->state_fd, &left)) {
         k->note.state = STATE_CHANGED;
         k->note.text_n = left.text_n;
-        k->note.text_hash = text_hash(l->state_fd, left.text_n);
+        k->note.text_hash = left.text_hash;
         /* After a fall back the directory counts as changed: the agent is told once, not each time. */
         state_delta(&left, l->fell_back ? "" : l->start_cwd, l->envp, l->bash_env, changes);
     } else if (left.too_large) {
@@ -140,10 +140,21 @@ static void obey(struct keeper *k) {
         kill_tree(k);
         _exit(0);
     }
+    if (order.kind == ORDER_LEAVE) {
+        k->left_output = fds[0];
+        close_fd(&k->control);
+    }
     if (order.kind != ORDER_END || order.serial != k->order.serial || k->killing) return;
     signal_command(k, SIGTERM);
     k->killing = true;
     k->kill_at_ns = now_ns() + order.grace_ns;
+}
+
+/* A job must not die of a pipe that nobody reads. */
+static void discard_output(struct keeper *k) {
+    static u8 chunk[WIRE_CHUNK];
+    ssize_t n = read(k->left_output, chunk, sizeof chunk);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) close_fd(&k->left_output);
 }
 
 /* Until nothing of the command is left. */
@@ -151,12 +162,13 @@ static void attend(struct keeper *k) {
     bool told = false;
     for (bool children_left = true; children_left;) {
         struct pollfd fds[] = {{.fd = k->control, .events = POLLIN}, {.fd = k->children, .events = POLLIN},
-                               {.fd = k->launch.ask[0], .events = POLLIN}};
+                               {.fd = k->launch.ask[0], .events = POLLIN}, {.fd = k->left_output, .events = POLLIN}};
         u64 now = now_ns();
         u64 left_ms = !k->killing ? 0 : k->kill_at_ns <= now ? 0 : (k->kill_at_ns - now) / 1000000 + 1;
-        int ready = poll(fds, 3, !k->killing ? -1 : left_ms < 60000 ? (int)left_ms : 60000);
+        int ready = poll(fds, 4, !k->killing ? -1 : left_ms < 60000 ? (int)left_ms : 60000);
         if (ready > 0 && fds[2].revents) answer(k);
         if (ready > 0 && fds[0].revents) obey(k);
+        if (ready > 0 && fds[3].revents) discard_output(k);
         struct signalfd_siginfo info;
         if (ready > 0 && fds[1].revents) (void)!read(k->children, &info, sizeof info); /* one stands for all: not queued */
         if (k->killing && now_ns() >= k->kill_at_ns) {
@@ -268,16 +280,18 @@ _Noreturn void keeper_main(int control) {
     static struct keeper k;
     sigset_t signals;
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    prctl(PR_SET_NAME, "rayroll-keeper", 0, 0, 0);
+    prctl(PR_SET_NAME, KEEPER_NAME, 0, 0, 0);
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
     k.control = control;
+    k.left_output = -1;
     k.children = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-    for (;;) {
+    while (k.control >= 0) {
         int fds[MESSAGE_FDS];
         ssize_t n = message_recv(control, message, sizeof message, fds, 0);
         if (n < (ssize_t)sizeof k.order) _exit(0); /* the runner is gone, or done with us */
         memcpy(&k.order, message, sizeof k.order);
         if (k.order.kind == ORDER_RUN) serve(&k, message + sizeof k.order, (size_t)n - sizeof k.order, fds);
     }
+    _exit(0);
 }

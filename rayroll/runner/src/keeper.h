@@ -8,8 +8,9 @@
 
 enum { INLINE_MOST = 48 << 10 }; /* longer requests and changes go in a memory file; a socket takes 200 kB by default */
 
-/* To the keeper. RUN: descriptors are the output, and the memory file where there is one. */
-enum order_kind { ORDER_RUN = 1, ORDER_END };
+/* To the keeper. RUN: descriptors are the output, and the memory file where there is one. LEAVE: the descriptor is the
+ * other end of the output, and the runner is about to go without anything being the matter. */
+enum order_kind { ORDER_RUN = 1, ORDER_END, ORDER_LEAVE };
 struct order {
     u32 kind, serial; /* of the command, so that an order that comes too late is nobody's */
     u64 grace_ns;     /* END: from TERM to KILL */
@@ -40,6 +41,7 @@ struct note {
     char code[16], reason[160];
 };
 
+#define KEEPER_NAME "rayroll-keeper"
 _Noreturn void keeper_main(int control);
 
 #endif

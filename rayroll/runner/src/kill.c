@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "keeper.h"
 #include "main.h"
 #include "request.h"
 #include "system.h"
@@ -28,7 +29,7 @@ static bool proc_is_ours(void) {
     return atoi(link) == getpid();
 }
 
-static pid_t parent_of(pid_t pid) {
+static pid_t parent_of(pid_t pid, bool *is_keeper) {
     char path[32], text[512], state;
     int parent;
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -38,8 +39,9 @@ static pid_t parent_of(pid_t pid) {
     close(fd);
     if (n <= 0) return -1;
     text[n] = 0;
-    char *after = strrchr(text, ')'); /* the name in parentheses may hold anything */
+    char *after = strrchr(text, ')'), *name = strchr(text, '('); /* the name in parentheses may hold anything */
     if (!after || sscanf(after + 1, " %c %d", &state, &parent) != 2 || state == 'Z') return -1;
+    if (is_keeper) *is_keeper = name && !strncmp(name, "(" KEEPER_NAME ")", sizeof "(" KEEPER_NAME ")" - 1);
     return parent;
 }
 
@@ -60,14 +62,15 @@ static bool is_below(struct process *all, size_t n, struct process *p) {
 static bool kill_one(const struct process *p, int sig) {
     int handle = (int)syscall(SYS_pidfd_open, p->pid, 0);
     if (handle < 0 && errno == ESRCH) return false;
-    bool killed = parent_of(p->pid) == p->parent && (handle < 0 /* before Linux 5.3, or no descriptor is left */
+    bool killed = parent_of(p->pid, NULL) == p->parent && (handle < 0 /* before Linux 5.3, or no descriptor is left */
                                                          ? kill(p->pid, sig)
                                                          : syscall(SYS_pidfd_send_signal, handle, sig, NULL, 0)) == 0;
     close_fd(&handle);
     return killed;
 }
 
-int kill_descendants(pid_t root, int sig) {
+/* Of `root`; where that is 0, of every keeper, and the keepers themselves. */
+static int kill_below(pid_t root, int sig) {
     struct process *all = NULL;
     size_t n = 0, cap = 0;
     int killed = 0;
@@ -75,13 +78,14 @@ int kill_descendants(pid_t root, int sig) {
     if (!proc) return -1;
     for (struct dirent *entry; (entry = readdir(proc));) {
         if (!isdigit((unsigned char)entry->d_name[0])) continue;
-        pid_t pid = atoi(entry->d_name), parent = parent_of(pid);
+        bool is_keeper = false;
+        pid_t pid = atoi(entry->d_name), parent = parent_of(pid, &is_keeper);
         if (parent < 0 || pid == root) continue;
         if (n == cap) {
             cap = cap ? cap * 2 : 256;
             all = xrealloc(all, cap * sizeof *all);
         }
-        all[n++] = (struct process){pid, parent, parent == root ? 1 : -1};
+        all[n++] = (struct process){pid, parent, (root ? parent == root : is_keeper) ? 1 : -1};
     }
     closedir(proc);
     if (n) qsort(all, n, sizeof *all, by_pid);
@@ -89,6 +93,15 @@ int kill_descendants(pid_t root, int sig) {
         if (is_below(all, n, &all[i]) && kill_one(&all[i], sig)) killed++;
     free(all);
     return killed;
+}
+
+int kill_descendants(pid_t root, int sig) { return kill_below(root, sig); }
+
+bool kill_kept(void) {
+    struct pollfd none = {.fd = -1};
+    for (u64 start = now_ns(); now_ns() - start < KILL_PATIENCE_S * 1000000000ull; poll(&none, 1, 1))
+        if (kill_below(0, SIGKILL) <= 0) return true;
+    return false;
 }
 
 bool kill_everything(void) {

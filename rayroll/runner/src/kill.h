@@ -10,5 +10,6 @@ enum { KILL_PATIENCE_S = 5 }; /* for processes that the kernel holds back (disk 
 
 int kill_descendants(pid_t root, int sig); /* how many; -1: /proc cannot be read here */
 bool kill_everything(void);                /* until nothing but the runner is left; false: something would not die */
+bool kill_kept(void);                      /* the keepers that earlier runners left, and what they look after */
 
 #endif

@@ -129,16 +129,19 @@ static int rc_with(const char *bash_env, bool carry) {
 }
 
 /* The script is one argument where it fits, so that bash prints just what `bash -c` prints; a descriptor where not. */
-static const char *shell_args(struct launch *l, struct bytes script, struct list *args, struct list *env) {
+static const char *shell_args(struct launch *l, struct bytes script, struct list *args, struct list *env, const char **code) {
     const char *shell = find_shell(), *bash_env = value_of(env, "BASH_ENV");
-    if (!shell) return "no shell is left (looked for bash and sh in /bin, /usr/bin, /usr/local/bin, /busybox)";
+    if (!shell) {
+        *code = "shell";
+        return "there is no shell (looked for bash and sh in /bin, /usr/bin, /usr/local/bin, /busybox)";
+    }
     bool fits = script.n < ARG_MOST - 32, is_bash = strstr(shell, "/bash") != NULL;
     l->program = xstrdup(shell);
     if (!fits && (l->script_fd = memory_file("script", script.p, script.n, UNSEALED)) < 0) return "no memory for the script";
     /* In POSIX mode bash reads no BASH_ENV, and is handed its script as any other shell. */
     l->by_rc = (l->carry || bash_env) && is_bash && !value_of(env, "POSIXLY_CORRECT");
     if (l->by_rc && bash_env && (l->rc_fd = rc_with(bash_env, l->carry)) < 0) return "no memory for the start-up file";
-    if (l->by_rc && bash_env) l->bash_env = xstrdup(bash_env - sizeof "BASH_ENV");
+    if (l->by_rc && bash_env) l->bash_env = xstrdup(bash_env - strlen("BASH_ENV=")); /* the whole entry */
     if (l->by_rc) set_pair(env, "BASH_ENV", RC_PATH);
     const char *name = is_bash ? "bash" : "sh"; /* what its messages begin with */
     list_add(args, name);
@@ -192,10 +195,9 @@ bool launch_prepare(struct launch *l, const char **code, const char **reason) {
     *code = "arguments";
     *reason = NULL;
     if (script.p && argv.p) *reason = "both a script and arguments";
-    else if (script.p) *reason = shell_args(l, script, &args, &env);
+    else if (script.p) *reason = shell_args(l, script, &args, &env, code);
     else if (argv.n) each_item(argv, &args, list_add);
     else *reason = "neither a script nor arguments";
-    if (script.p && *reason && !l->program) *code = "shell";
     for (size_t i = 0; i < env.n && !*reason; i++)
         if (strlen(env.items[i]) >= ARG_MOST) *reason = "a variable is longer than 131071 bytes";
     /* A memory file and not a pipe: it needs no feeding, and its end is the end of file. */
@@ -282,18 +284,25 @@ static void execute(struct launch *l) {
     errno = error;
 }
 
-static void become_command(struct launch *l) {
-    setsid();
+/* The number of processes before we become the user who is counted; the number of descriptors after ours, which are high,
+ * are in their places. */
+static void limit_resources(bool descriptors) {
     for (int i = 0; i < rlimit_count; i++) {
         struct rlimit limit = {rlimits[i].value, rlimits[i].value};
-        setrlimit(rlimits[i].resource, &limit);
+        if ((rlimits[i].resource == RLIMIT_NOFILE) == descriptors) setrlimit(rlimits[i].resource, &limit);
     }
+}
+
+static void become_command(struct launch *l) {
+    setsid();
+    limit_resources(false);
     l->stage = STAGE_USER;
     if (l->user && !user_become(l->user)) return;
     l->stage = STAGE_DIRECTORY;
     if (!enter_directory(l)) return;
     l->stage = STAGE_PROGRAM;
     hand_over_descriptors(l);
+    limit_resources(true);
     reset_signals();
     execute(l);
 }

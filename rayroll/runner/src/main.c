@@ -176,8 +176,9 @@ static void live(void) {
         u64 now = now_ns(), next = sooner(requests_tick(now), links_tick(now));
         if (!one_shot && now >= lease_deadline_ns) break;
         if (!one_shot) next = sooner(next, lease_deadline_ns);
-        requests_pump();
+        bool more = requests_pump();
         links_flush();
+        if (more && link_may_send(WIRE_CHUNK)) continue; /* the stream took all that was queued */
         if (one_shot && (requests_seen() || link_ended()) && requests_idle() && link_flushed()) break;
         u64 left_ns = next > now ? next - now : 0;
         loop_wait(!next ? -1 : left_ns > 3600ull * 1000000000 ? 3600000 : (int)((left_ns + 999999) / 1000000));
@@ -222,7 +223,8 @@ static int once(int argc, char **argv) {
     const char *problem = once_begin(&options);
     if (problem) return complain(problem);
     live();
-    kill_everything();
+    if (stopping) kill_everything();
+    else crew_part();
     return once_end(&options) ? 0 : 1;
 }
 

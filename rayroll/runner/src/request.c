@@ -153,7 +153,7 @@ void requests_kill_all(u32 id) {
         next = r->newer;
         if (r->phase == QUEUED) request_cancel(r->id); /* before anything ends, or it would start then */
     }
-    bool all_dead = kill_everything();
+    bool all_dead = kill_everything() && (!one_shot || kill_kept());
     crew_disband();
     for (struct request *r = oldest, *next; r; r = next) {
         next = r->newer;
@@ -239,11 +239,12 @@ static bool send_reply(struct request *r) {
     return true;
 }
 
-void requests_pump(void) {
+bool requests_pump(void) {
     for (struct request *r = oldest; r; r = r->newer) {
         if (r->phase == RUNNING && r->type == F_GET) transfer_pump(r);
-        if (r->phase == SENDING && !send_reply(r)) return;
+        if (r->phase == SENDING && !send_reply(r)) return true;
     }
+    return false;
 }
 
 bool requests_idle(void) {

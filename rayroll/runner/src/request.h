@@ -70,7 +70,7 @@ void requests_rewind(struct bytes pending, struct buf *known); /* a new hello: s
 
 void request_child_died(pid_t pid);
 u64 requests_tick(u64 now); /* limits; returns when to be called again (0: no need) */
-void requests_pump(void);   /* send what the window allows */
+bool requests_pump(void);   /* send what the window allows; true: there is more */
 bool requests_idle(void);   /* nothing runs and everything is sent */
 bool requests_seen(void);   /* there was one at all */
 

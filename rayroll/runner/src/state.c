@@ -13,7 +13,7 @@
 extern char **environ;
 
 enum { STATE_MAGIC = 0x31535252 }; /* "RRS1" */
-struct state_head { u32 magic, cwd_n, env_n, reserved; u64 text_n; };
+struct state_head { u32 magic, cwd_n, env_n, reserved; u64 text_n, text_hash; }; /* text: what was there before */
 
 struct state born;
 static struct state *states[STATE_USERS];
@@ -78,31 +78,32 @@ static char *own_directory(void) {
 
 /* --- the file --- */
 
-static bool state_write(int fd, off_t at, const char *cwd, const struct buf *env, u64 text_n) {
+static bool state_write(int fd, const char *cwd, const struct buf *env, u64 text_n, u64 text_hash) {
     struct buf out = {0};
-    struct state_head head = {STATE_MAGIC, (u32)strlen(cwd), (u32)env->n, 0, text_n};
+    struct state_head head = {STATE_MAGIC, (u32)strlen(cwd), (u32)env->n, 0, text_n, text_hash};
     buf_add(&out, cwd, head.cwd_n);
     buf_add(&out, env->p, env->n);
     /* The body first, the head last: a reader sees all of it or nothing. */
-    bool ok = pwrite(fd, out.p, out.n, at + (off_t)sizeof head) == (ssize_t)out.n &&
-              pwrite(fd, &head, sizeof head, at) == (ssize_t)sizeof head;
+    bool ok = ftruncate(fd, 0) == 0 && pwrite(fd, out.p, out.n, sizeof head) == (ssize_t)out.n &&
+              pwrite(fd, &head, sizeof head, 0) == (ssize_t)sizeof head;
     buf_free(&out);
     return ok;
 }
 
-bool state_read(int fd, off_t at, struct left *left) {
+bool state_read(int fd, struct left *left) {
     struct state_head head;
     *left = (struct left){0};
-    if (pread(fd, &head, sizeof head, at) != (ssize_t)sizeof head || head.magic != STATE_MAGIC) return false;
+    if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != STATE_MAGIC) return false;
     left->too_large = head.env_n > STATE_MOST;
     if (head.cwd_n == 0 || head.cwd_n >= PATH_MAX || left->too_large) return false;
     size_t size = (size_t)head.cwd_n + head.env_n;
     u8 *body = xmalloc(size);
-    bool ok = pread(fd, body, size, at + (off_t)sizeof head) == (ssize_t)size && body[0] == '/' &&
+    bool ok = pread(fd, body, size, sizeof head) == (ssize_t)size && body[0] == '/' &&
               !memchr(body, 0, head.cwd_n) && (head.env_n == 0 || body[size - 1] == 0);
     if (ok) {
         left->cwd = xstrndup(body, head.cwd_n);
-        left->text_n = head.text_n <= STATE_AT ? head.text_n : 0;
+        left->text_n = head.text_n;
+        left->text_hash = head.text_hash;
         for (size_t i = head.cwd_n; i < size; i += strlen((char *)body + i) + 1)
             if (is_carried((char *)body + i)) add_entry(&left->env, (char *)body + i);
     }
@@ -135,8 +136,8 @@ int state_dump_main(void) {
     char *cwd = own_directory();
     if (!cwd) cwd = xstrdup(logical && *logical == '/' ? logical : "/"); /* deleted: the next command looks for a parent */
     own_environment(&env);
-    bool text_whole = fstat(FD_STATE, &st) == 0 && st.st_size <= STATE_AT;
-    return state_write(FD_STATE, STATE_AT, cwd, &env, text_whole ? (u64)st.st_size : 0) ? 0 : 1;
+    u64 text_n = fstat(FD_STATE, &st) == 0 ? (u64)st.st_size : 0;
+    return state_write(FD_STATE, cwd, &env, text_n, text_hash(FD_STATE, text_n)) ? 0 : 1;
 }
 
 /* --- what a command changed --- */
@@ -253,7 +254,7 @@ struct state *state_of(const char *user) {
 
 bool state_load(struct state *s, int fd) {
     struct left left;
-    if (!state_read(fd, 0, &left)) return false;
+    if (!state_read(fd, &left)) return false;
     struct list l = list_of(&left.env);
     list_sort(&l);
     s->env.n = 0;
@@ -266,4 +267,4 @@ bool state_load(struct state *s, int fd) {
     return true;
 }
 
-bool state_save(const struct state *s, int fd) { return ftruncate(fd, 0) == 0 && state_write(fd, 0, s->cwd, &s->env, 0); }
+bool state_save(const struct state *s, int fd) { return state_write(fd, s->cwd, &s->env, 0, 0); }

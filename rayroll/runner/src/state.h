@@ -15,7 +15,7 @@
 /* Descriptors of a shell whose state is carried. 200 and above: scripts redirect low ones (`exec 3>&-`). */
 enum {
     FD_START = 209,  /* the directory it started in */
-    FD_STATE = 210,  /* the memory file: text at 0, what the helper writes at STATE_AT */
+    FD_STATE = 210,  /* the memory file: what was printed, then what the helper writes in its place */
     FD_RC = 211,     /* bash's start-up file */
     FD_SCRIPT = 212, /* a script too long for an argument */
     FD_RUNNER = 213, /* this program */
@@ -42,7 +42,6 @@ enum {
 #define SH_TRAP STATE_TRAP("\\export -p")
 
 enum {
-    STATE_AT = 4 << 20,
     STATE_MOST = 1536 << 10, /* all of it; Linux takes 2 MiB of arguments and variables where the stack may have 8 MiB */
     STATE_USERS = 16,
 };
@@ -72,9 +71,9 @@ bool state_save(const struct state *s, int fd);
 
 /* --- in the keeper --- */
 
-struct left { char *cwd; struct buf env; u64 text_n; bool too_large; };
+struct left { char *cwd; struct buf env; u64 text_n, text_hash; bool too_large; };
 /* False: nothing whole is there, or too much. An agent can write into the file whatever it likes. */
-bool state_read(int fd, off_t at, struct left *left);
+bool state_read(int fd, struct left *left);
 void left_free(struct left *left);
 /* What is to be done to the carried state: [length, directory or nothing] then NAME=value to set, NAME to unset. */
 void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, const char *start_bash_env,
