@@ -74,7 +74,11 @@ class DockerCli(_ThreadArm):
     @staticmethod
     def _step(container: str, script: str) -> str:
         done = subprocess.run(
-            ["docker", "exec", container, "bash", "-c", script], capture_output=True, text=True, check=True
+            ["docker", "exec", container, "bash", "-c", script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout
 

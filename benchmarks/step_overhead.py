@@ -319,8 +319,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         default=[0, 64 << 10],
         help="bytes that a command prints, comma-separated; 0: one short line [0,65536]",
     )
-    add("--rounds", type=int, default=10, help="turns of each arm, at least 5 for a claim [10]")
-    add("--turn-s", type=float, default=3.0, help="seconds after which an arm's turn takes no further step [3]")
+    add("--rounds", type=int, default=6, help="turns of each arm, at least 5 for a claim [6]")
+    add("--turn-s", type=float, default=2.0, help="seconds after which an arm's turn takes no further step [2]")
     add("--floor-n", type=int, default=50, help="forks of each `runner bench` [50]")
     add("--gate", action="store_true", help="exit with 1 unless every claim holds")
     add("--smoke", action="store_true", help="few steps, no claims: does every arm work?")
