@@ -26,7 +26,12 @@ class ScriptedPolicy:
             script: Commands for every task, or by task id.
             submit: Submit after the last command; False: repeat ``true`` until a limit ends the rollout.
             think_s: Seconds to wait before each answer, in place of a model's generation.
+
+        Raises:
+            ConfigError: The script is one string, whose letters would be commands.
         """
+        if isinstance(script, str):
+            raise ConfigError("a script is a list of commands, not one string", script=script)
         self._script = script
         self._submit = submit
         self._think_s = think_s

@@ -7,6 +7,7 @@ name, register it as an entry point (``disturbed = rayroll.testing.disturbed:Dis
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +29,10 @@ from rayroll.substrates import (
     load,
 )
 
-__all__ = ["Disturbed", "DisturbedConfig"]
+__all__ = ["DISTURB", "Disturbed", "DisturbedConfig"]
+
+DISTURB = "RAYROLL_DISTURB"
+"""Variable of a task's environment with fields of the config, in JSON, for its sandboxes alone."""
 
 
 class DisturbedConfig(SubstrateConfig):
@@ -42,7 +46,7 @@ class DisturbedConfig(SubstrateConfig):
     create_s: float = 0.0
     """Work added to ``create``, which the substrate does account for."""
     destroy_s: float = 0.0
-    """Work added before ``destroy``."""
+    """Work added after the real ``destroy``; before it, it would overlap with a runner that ends by itself."""
     there_s: float = 0.0
     """Delay on the way to the runner of each message that holds ``mark``."""
     back_s: float = 0.0
@@ -75,6 +79,7 @@ class Disturbed(Substrate):
         self.inner = inner(inner.config_type.parse(config.inner_config, where=f"substrate {config.inner!r}"))
         self.created: list[SandboxRef] = []
         """Every real sandbox, in order."""
+        self._own: dict[str, DisturbedConfig] = {}
         self._creates_left = config.creates_that_fail
         self._destroys_left = config.destroys_that_fail
 
@@ -90,27 +95,27 @@ class Disturbed(Substrate):
         return await self.inner.probe()
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
-        await asyncio.sleep(self.config.before_create_s)
+        own = self.config.model_copy(update=json.loads(spec.env.get(DISTURB, "{}")))
+        await asyncio.sleep(own.before_create_s)
         start_s = time.monotonic()
-        await asyncio.sleep(self.config.create_s)
+        await asyncio.sleep(own.create_s)
         added_s = time.monotonic() - start_s
         sandbox = await self.inner.create(spec, lease)
+        self._own[sandbox.ref.id] = own
         self._note("create", sandbox.ref)
         if self._creates_left:
             self._creates_left -= 1
             await self.inner.destroy(sandbox.ref)
             raise SubstrateError("this create was told to fail", id=sandbox.ref.id)
         sandbox.phases_s["create"] = sandbox.phases_s.get("create", 0.0) + added_s
-        sandbox.channel = self._around(sandbox.channel)
+        sandbox.channel = self._around(sandbox.channel, own)
         return sandbox
 
     async def reopen(self, ref: SandboxRef) -> Channel:
-        return self._around(await self.inner.reopen(ref))
+        return self._around(await self.inner.reopen(ref), self._own.get(ref.id, self.config))
 
-    def _around(self, channel: Channel) -> Channel:
-        if not (self.config.is_dumb or self.config.there_s or self.config.back_s):
-            return channel
-        return DisturbedChannel(channel, self.config)
+    def _around(self, channel: Channel, own: DisturbedConfig) -> Channel:
+        return DisturbedChannel(channel, own) if own.is_dumb or own.there_s or own.back_s else channel
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         return await self.inner.list(labels)
@@ -119,8 +124,8 @@ class Disturbed(Substrate):
         if self._destroys_left:
             self._destroys_left -= 1
             raise SubstrateError("this destroy was told to fail", id=ref.id)
-        await asyncio.sleep(self.config.destroy_s)
         await self.inner.destroy(ref)
+        await asyncio.sleep(self._own.pop(ref.id, self.config).destroy_s)
         self._note("destroy", ref)
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
