@@ -149,7 +149,9 @@ async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) 
         with SinkWorker(sinks) as worker:
             for block in planned:
                 await _play(block, executors[block.cell.substrate], config, done, worker)
-    return _finish(config, results, wandb_mode)
+        # Before the hosts are closed: Ray removes a job's working folder, with this package in it, once its last actor
+        # is gone.
+        return await asyncio.to_thread(_finish, config, results, wandb_mode)
 
 
 def _matches(task_id: str, config: SweepConfig) -> bool:
