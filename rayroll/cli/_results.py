@@ -16,7 +16,7 @@ from typing import Any
 import rayroll
 from rayroll.errors import ConfigError
 
-__all__ = ["Results", "machine"]
+__all__ = ["Results", "in_job", "machine"]
 
 
 class Results:
@@ -86,9 +86,13 @@ class Results:
         return cls(folder, run_id, resumed=True)
 
 
+def in_job() -> bool:
+    """Whether this process is a submitted job that runs in the working folder that Ray unpacked for it."""
+    return "working_dir_files" in Path.cwd().parts
+
+
 def _base() -> Path:
-    in_job = "working_dir_files" in Path.cwd().parts
-    return Path.home() / "rayroll-results" if in_job else Path("results")
+    return Path.home() / "rayroll-results" if in_job() else Path("results")
 
 
 def machine() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 import fnmatch
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import typer
 
 from rayroll.cli._plan import Block, SweepConfig, blocks, cells, choose_tasks
 from rayroll.cli._refused import refused_lines
-from rayroll.cli._results import Results
+from rayroll.cli._results import Results, in_job
 from rayroll.cli.doctor import probe_all
 from rayroll.errors import ConfigError, Failure
 from rayroll.executor import Executor, PlayConfig
@@ -81,6 +82,8 @@ def sweep(
     config = SweepConfig.parse(chosen, where="sweep")
     wandb_mode = _wandb_mode(wandb)
     results = Results.open(out, "sweep", config.model_dump(mode="json"))
+    if in_job():
+        os.chdir(results.folder)  # Ray may take away the folder that a job began in, and W&B asks for the current one
     try:
         problem = asyncio.run(_sweep(config, results, wandb_mode))
     except KeyboardInterrupt:
@@ -149,8 +152,8 @@ async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) 
         with SinkWorker(sinks) as worker:
             for block in planned:
                 await _play(block, executors[block.cell.substrate], config, done, worker)
-        # Before the hosts are closed: Ray removes a job's working folder, with this package in it, once its last actor
-        # is gone.
+        # Before the hosts are closed: Ray may remove a job's working folder, with this package in it, once its actors
+        # are gone.
         return await asyncio.to_thread(_finish, config, results, wandb_mode)
 
 
