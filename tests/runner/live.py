@@ -95,6 +95,7 @@ class Pipe(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self.received_bytes = 0
+        self._cut_at: int | None = None
         self._receiver: Any = None
         self._early: list[bytes] = []
         self._over: list[Exception | None] = []
@@ -126,6 +127,10 @@ class Pipe(asyncio.Protocol):
         """Break it, without a word."""
         self.transport.abort()
 
+    def cut_after(self, n_bytes: int) -> None:
+        """Break it when so many more have come."""
+        self._cut_at = self.received_bytes + n_bytes
+
     def stop(self) -> None:
         """Take nothing any more."""
         self.transport.pause_reading()
@@ -140,6 +145,9 @@ class Pipe(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if self._cut_at is not None and self.received_bytes + len(data) >= self._cut_at:
+            data = data[: self._cut_at - self.received_bytes]
+            self.transport.abort()
         self.received_bytes += len(data)
         if self._receiver is None:
             self._early.append(data)

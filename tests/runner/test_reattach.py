@@ -98,26 +98,18 @@ async def test_large_output_and_transfers_survive_a_break_anywhere() -> None:
         lines = Lines(box)
         await greeted(box, lines)
 
-        async def break_after(n_bytes: int) -> None:
-            line = lines.all[-1]
-            target = line.received_bytes + n_bytes
-            await until(lambda: line.received_bytes >= target)
-            line.cut()
-
         upload = asyncio.create_task(box.client.write_file("/tmp/data", data))
         await asyncio.sleep(0)
         lines.cut()
         await upload
         assert hashlib.sha256((box.folder / "data").read_bytes()).hexdigest() == digest
-        for n_bytes in (1, 100_001, 1_500_000):
-            breaking = asyncio.create_task(break_after(n_bytes))
+        for n_bytes in (1, 11, 100_001, 1_500_000):
+            lines.all[-1].cut_after(n_bytes)
             r = await box.sh("cat /tmp/data", output_cap_bytes=8 << 20)
-            await breaking
             assert hashlib.sha256(r.raw).hexdigest() == digest
-            breaking = asyncio.create_task(break_after(n_bytes))
-            back = await box.client.read_file("/tmp/data")
-            await breaking
-            assert hashlib.sha256(back).hexdigest() == digest
+            lines.all[-1].cut_after(n_bytes)
+            assert hashlib.sha256(await box.client.read_file("/tmp/data")).hexdigest() == digest
+        assert box.client.reattached == 9
         await box.client.close()
 
 
