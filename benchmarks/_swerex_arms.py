@@ -50,7 +50,7 @@ class SweRexServers(Arm):
         try:
             await self.ask({"envs": self._envs})
         except WrongOutput as error:
-            raise Skipped(f"its {self._envs} servers could not be started: {error}") from None
+            raise Skipped(f"its {self._envs} servers could not be started: {str(error).splitlines()[0]}") from None
 
     async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Have the driver do something. Raises WrongOutput with what it says went wrong."""

@@ -47,7 +47,7 @@ class Servers:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         for client in self.clients:
             await client.wait_until_alive(timeout=deadline_s - time.monotonic())
-            await client.create_session(CreateBashSessionRequest())
+            await client.create_session(CreateBashSessionRequest(startup_timeout=60.0))  # 1 s by default
 
     async def stop(self) -> None:
         # Their bashes hang on terminals that end with them.
