@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,35 @@ async def test_a_host_that_dies_is_replaced_and_what_it_spoilt_is_made_again(ope
         rollouts = await played(executor, policy, samples_per_task=6, max_in_flight=3)
     assert [r.reward for r in rollouts] == [1.0] * 6
     assert sorted({r.attempts for r in rollouts}) == [1, 2]
+
+
+def connections() -> dict[str, int]:
+    """Descriptors of this process that are TCP connections, by their inode."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as copy:
+            if copy.family == socket.AF_INET and copy.type == socket.SOCK_STREAM:
+                copy.getpeername()
+                found[os.readlink(entry)] = int(entry.name)  # noqa: PTH115
+    return found
+
+
+async def test_a_connection_to_a_host_that_breaks_costs_attempts_and_not_the_run(opened: Opened) -> None:
+    before = await asyncio.to_thread(connections)
+    async with opened() as executor:
+
+        async def cut(turn: Turn) -> None:
+            for inode, fd in (await asyncio.to_thread(connections)).items():
+                if inode not in before:
+                    with socket.socket(fileno=os.dup(fd)) as ours:
+                        ours.shutdown(socket.SHUT_RDWR)
+                    lines.append(fd)
+
+        lines: list[int] = []
+        rollouts = await played(executor, Saboteur(cut), samples_per_task=3)
+    assert lines, "there was no direct line to cut"
+    assert [r.reward for r in rollouts] == [1.0] * 3
+    assert 2 in {r.attempts for r in rollouts}
 
 
 async def test_a_command_that_was_under_way_when_its_host_died_ran_once(opened: Opened, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,21 @@ import pytest
 from runner.live import SHELLS, binary, require, why_no_namespaces
 
 _reason = functools.cache(why_no_namespaces)
+_started_s = time.monotonic()
+_stop_after_s = float(os.environ.get("RAYROLL_STOP_AFTER_S", "inf"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With a bound on time (sanitize.sh), another order each time, so that all of it has its turn."""
+    if _stop_after_s < float("inf"):
+        random.Random(os.environ.get("RAYROLL_SEED")).shuffle(items)
+
+
+@pytest.fixture(autouse=True)
+def within_its_time() -> None:
+    """Skip what does not fit into the time that there is."""
+    if time.monotonic() - _started_s > _stop_after_s:
+        pytest.skip(f"out of its {_stop_after_s:.0f} s")
 
 
 @pytest.fixture

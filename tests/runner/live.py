@@ -38,6 +38,7 @@ from rayroll.types import ExecResult
 
 SHELLS = ("bash", "dash", "busybox")
 RUNNER = "/.rayroll/runner"
+LOGS = "/.rayroll/logs"
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
 GROUP = "root:x:0:\nagent:x:1000:\nextra:x:2000:agent\nnogroup:x:65534:\n"
 
@@ -270,9 +271,16 @@ class Box:
 
     def descriptors(self) -> list[str]:
         """What the runner has open. It hides that from everybody but root."""
-        return sorted(str(each.readlink()) for each in Path(f"/proc/{self.pid}/fd").iterdir())
+        links = []
+        for each in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+                links.append(str(each.readlink()))
+        return sorted(links)
 
     def resident_kib(self) -> int:
+        """Its memory; 0 under the sanitizers, whose shadow says nothing about the runner."""
+        if "RAYROLL_SANITIZED_RUNNER" in os.environ:
+            return 0
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
@@ -334,7 +342,7 @@ async def started(
         for name, value in {**sanitizer_options(), **(env or {})}.items():
             argv += ["--setenv", name, value]
         if sanitizer_options():
-            argv += ["--bind", os.environ["RAYROLL_SANITIZER_LOGS"], os.environ["RAYROLL_SANITIZER_LOGS"]]
+            argv += ["--bind", os.environ["RAYROLL_SANITIZER_LOGS"], LOGS]
         argv += [*bwrap, "--", RUNNER, word, *args]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -376,10 +384,9 @@ async def peer(*args: str, **options: Any) -> AsyncIterator[Peer]:
 
 def sanitizer_options() -> dict[str, str]:
     """What a sanitized runner needs in its environment."""
-    logs = os.environ.get("RAYROLL_SANITIZER_LOGS")
-    if not logs:
+    if "RAYROLL_SANITIZER_LOGS" not in os.environ:
         return {}
-    common = f"log_path={logs}/report:exitcode=99"
+    common = f"log_path={LOGS}/report:exitcode=99"
     return {"ASAN_OPTIONS": f"{common}:detect_leaks=0", "UBSAN_OPTIONS": f"{common}:print_stacktrace=1"}
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
-from runner.live import children, sandbox
+from runner.live import binary, children, sandbox
 
 from rayroll.errors import SandboxLostError
 
@@ -117,6 +119,7 @@ async def test_without_descriptors_the_lease_still_ends_everything() -> None:
         assert await box.process.wait() == 0
 
 
+@pytest.mark.skipif("RAYROLL_SANITIZED_RUNNER" in os.environ, reason="the sanitizers need memory of their own")
 async def test_no_memory_is_the_end_and_not_a_half_reply() -> None:
     async with sandbox(bwrap=SAME_USER) as box:
         resource.prlimit(box.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
@@ -127,6 +130,17 @@ async def test_no_memory_is_the_end_and_not_a_half_reply() -> None:
                     9,
                     126,
                 )
+
+
+async def test_a_program_that_cannot_be_read_runs_and_carries_all_the_same(tmp_path: Path) -> None:
+    """Mode 0111: not dumpable from its first instruction on, and the helper runs by a descriptor that cannot read."""
+    program = tmp_path / "runner"
+    shutil.copy(binary(), program)
+    program.chmod(0o111)
+    async with sandbox(runner=program, bwrap=SAME_USER) as box:
+        assert (await box.sh("export A=1; cd /tmp")).state_saved
+        assert (await box.sh('echo "$A $(pwd)"')).output == "1 /tmp\n"
+        assert "denied" in (await box.sh("cat /.rayroll/runner; cat /proc/self/fd/213")).output
 
 
 async def test_signals_that_others_ignore_do_not_end_the_runner() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +22,7 @@ from rayroll.runner.protocol import (
     encode_fields,
     encode_frame,
 )
-from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec
+from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, local
 from rayroll.substrates.local import LocalConfig, LocalSubstrate
 from rayroll.testing import conformance
 from rayroll.testing.conformance import Capability
@@ -235,9 +233,8 @@ async def config(folder: Path) -> AsyncIterator[LocalConfig]:
 
 def _collect_the_dead() -> None:
     """Substrates that were closed with sandboxes alive have left their children to nobody."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    for process in local._abandoned:
+        process.poll()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)

@@ -36,7 +36,6 @@ __all__ = [
     "Result",
     "check",
     "claim",
-    "commands",
     "expect",
     "same",
     "suite",

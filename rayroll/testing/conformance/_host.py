@@ -45,12 +45,11 @@ class Order:
 class OtherHost:
     """A running host."""
 
-    pid: int
     process: asyncio.subprocess.Process
 
     def stop(self) -> None:
-        """SIGSTOP: it neither reads nor renews, and is not gone either."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """SIGSTOP: it neither reads nor renews, and is not gone either. ProcessLookupError if it is gone."""
+        self.process.send_signal(signal.SIGSTOP)
 
     async def kill(self) -> None:
         """SIGKILL: no hook of it runs."""
@@ -74,7 +73,7 @@ async def other_host(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     assert process.stdin is not None and process.stdout is not None
-    host = OtherHost(process.pid, process)
+    host = OtherHost(process)
     try:
         process.stdin.write(pickle.dumps(order))
         process.stdin.close()

@@ -9,6 +9,8 @@ from rayroll.testing.conformance._lab import Lab
 from rayroll.testing.conformance._registry import Capability, check, expect, same
 from rayroll.types import CommandTiming
 
+AT_ONCE = 64
+"""How many commands a runner runs at the same time; the next one waits."""
 BUSY = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done"
 
 
@@ -29,10 +31,12 @@ async def durations_are_never_negative_and_fit_into_the_round_trip(lab: Lab) -> 
 
 @check(source="B27")
 async def run_is_the_time_that_the_command_took(lab: Lab) -> None:
-    """``sleep 0.2``: never less, and at best close to it (the best of five, for the machine may be busy)."""
-    runs_s = [(await lab.box.sh("sleep 0.2")).timing.run_ns / 1e9 for _ in range(5)]
-    expect(min(runs_s) >= 0.2 * 0.99, "no run is shorter than its sleep", runs_s=runs_s)
-    expect(min(runs_s) <= 0.2 * 1.5, "the best run is close to its sleep", runs_s=runs_s)
+    """``sleep 0.2``: never less, and close to it in one of twenty tries, for the machine may be busy."""
+    runs_s: list[float] = []
+    while not runs_s or (min(runs_s) > 0.2 * 1.25 and len(runs_s) < 20):
+        runs_s.append((await lab.box.sh("sleep 0.2")).timing.run_ns / 1e9)
+        expect(runs_s[-1] >= 0.2 * 0.99, "no run is shorter than its sleep", runs_s=runs_s)
+    expect(min(runs_s) <= 0.2 * 1.25, "the best run is close to its sleep", runs_s=runs_s)
 
 
 @check()
@@ -67,21 +71,21 @@ async def peak_memory_is_that_of_the_largest_process(lab: Lab) -> None:
 
 @check(source="B27")
 async def the_timeout_starts_with_the_command(lab: Lab) -> None:
-    """A command that waits in the queue behind a hundred others for longer than its limit is not timed out by that."""
-    crowd = [asyncio.create_task(lab.box.sh("sleep 0.9", carry=False)) for _ in range(128)]
+    """A command that waits longer than its limit, behind all that may run at once, is not timed out by that."""
+    crowd = [asyncio.create_task(lab.box.sh("sleep 2.5", carry=False)) for _ in range(AT_ONCE)]
     await asyncio.sleep(0)  # they are sent first
-    last = await lab.box.sh("sleep 0.05; echo done", timeout_s=0.8, carry=False)
+    last = await lab.box.sh("sleep 0.05; echo done", timeout_s=2, carry=False)
     await asyncio.gather(*crowd)
     same((last.output, last.timed_out), ("done\n", False), "the result of the last one")
-    expect(last.timing.queued_ns >= 0.8e9, "its wait is booked as queued", timing=last.timing)
-    expect(last.timing.run_ns < 0.8e9, "its wait is not in its run", timing=last.timing)
+    expect(last.timing.queued_ns >= 2e9, "its wait is booked as queued", timing=last.timing)
+    expect(last.timing.run_ns < 2e9, "its wait is not in its run", timing=last.timing)
 
 
 @check(source="B27")
 async def grace_and_killing_are_not_run(lab: Lab) -> None:
     """A command that must be killed ran until its limit; what came after is drain."""
     t = (await lab.box.sh("trap '' TERM; sleep 30", timeout_s=0.5, grace_s=0.5)).timing
-    expect(0.49 <= t.run_ns / 1e9 < 0.95, "run ends at the limit", timing=t)
+    expect(0.49 <= (t.spawn_ns + t.run_ns) / 1e9 < 0.95, "run ends at the limit", timing=t)
     expect(t.drain_ns >= 0.45e9, "the grace is in drain", timing=t)
 
 
