@@ -21,7 +21,4 @@ void link_error(u32 id, const char *code, int error, const char *reason);
 bool link_may_send(size_t n); /* false: the window is full, or the stream has not taken what is queued */
 void link_sent(size_t n);     /* n bytes of the window are in use */
 
-/* One frame of the host that is heard; fuzzed through here. */
-void link_bytes(int which, const u8 *p, size_t n);
-
 #endif

@@ -7,12 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "link.h"
-#include "loop.h"
-#include "main.h"
-#include "request.h"
-#include "state.h"
-#include "wire.h"
+#include "link.c" /* whole, for its memory has to be as new for every input */
 
 bool is_init, stopping, one_shot, had_shell = true;
 u8 instance[16];
@@ -52,15 +47,28 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     return 0;
 }
 
+/* A runner that has just begun, and its first stream, which is not a socket. */
+static void restart(enum trust trust) {
+    if (links[0].used) {
+        link_close(&links[0]);
+        close(links[0].in);
+        close(links[0].out);
+    }
+    memset(links, 0, sizeof links);
+    epoch = 0;
+    window_used = 0;
+    key_known = first_ended = stopping = false;
+    link_open(open("/dev/zero", O_RDONLY | O_CLOEXEC), open("/dev/null", O_WRONLY | O_CLOEXEC), trust);
+    links[0].is_socket = false;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const size_t cuts[] = {1, 2, 3, 7, 11, 12, 13, 16, 17, 64, 255, 4096, 65536};
     if (!size) return 0;
     size_t cut = cuts[data[0] % (sizeof cuts / sizeof *cuts)];
-    link_restart(open("/dev/zero", O_RDONLY | O_CLOEXEC), open("/dev/null", O_WRONLY | O_CLOEXEC),
-                 data[0] & 0x80 ? TRUSTED : NEEDS_KEY);
-    stopping = false;
+    restart(data[0] & 0x80 ? TRUSTED : NEEDS_KEY);
     for (size_t at = 1; at < size && !stopping; at += cut) {
-        link_bytes(0, data + at, size - at < cut ? size - at : cut);
+        hear(&links[0], data + at, size - at < cut ? size - at : cut);
         links_flush();
     }
     return 0;

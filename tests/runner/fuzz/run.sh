@@ -10,7 +10,7 @@ flags="-g -O1 -std=c11 -D_GNU_SOURCE -DRR_FUZZ -fno-omit-frame-pointer -fsanitiz
 core="$src/bytes.c $src/system.c"
 
 mkdir -p "$build"
-clang $flags -I"$src" -o "$build/frames" "$here/frames.c" $core "$src/link.c" "$src/loop.c" "$src/state.c"
+clang $flags -I"$src" -o "$build/frames" "$here/frames.c" $core "$src/loop.c" "$src/state.c"
 clang $flags -I"$src" -o "$build/state" "$here/state.c" $core "$src/state.c"
 clang $flags -I"$src" -o "$build/put" "$here/put.c" $core "$src/put.c" "$src/worker.c" "$src/walk.c" "$src/sha256.c" "$src/user.c"
 
