@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SWEEP ?= --smoke
+PYTEST ?= --numprocesses 3 --dist loadscope   # most tests wait for a sandbox, and not for a CPU
 
 .PHONY: sweep test check format testbed clean
 

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from blockbuster import BlockBuster, blockbuster_ctx
 from requirements import check
+from requirements import pytest_runtest_makereport as pytest_runtest_makereport
 
 from rayroll.substrates import Substrate, load
 from rayroll.testing import leaks

@@ -1,6 +1,7 @@
 """What a test needs from this machine: probed for real, once, and answered with a skip that says what would fix it.
 
-``RAYROLL_REQUIRE=docker,local`` turns those skips into failures, so that a suite cannot go quietly green.
+``RAYROLL_REQUIRE=docker,local`` turns those skips into failures, so that a suite cannot go quietly green; with
+``everything`` in it no test at all may be skipped for what is missing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,41 @@ from rayroll.substrates import Probe, load
 TESTBED_ENV = Path("/run/rayroll-testbed/env.sh")
 
 
+NOT_APPLICABLE = "conformance/_run.py"
+"""Where checks are skipped that make no sense on a substrate, whatever this machine has."""
+
+
 def check(kind: str) -> None:
     """Skip the running test where a substrate does not work; fail where ``RAYROLL_REQUIRE`` names it."""
     found = probe(kind)
-    if found.ok:
+    require(kind, None if found.ok else found.reason + (f"; fix: {found.fix}" if found.fix else ""))
+
+
+def require(what: str, missing: str | None) -> None:
+    """Skip the running test where something is missing; fail where ``RAYROLL_REQUIRE`` names it."""
+    if missing is None:
         return
-    message = f"{kind}: {found.reason}" + (f"; fix: {found.fix}" if found.fix else "")
-    if kind in os.environ.get("RAYROLL_REQUIRE", "").split(","):
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message)
+    if is_required(what):
+        pytest.fail(f"{what}: {missing}", pytrace=False)
+    pytest.skip(f"{what}: {missing}")
+
+
+def is_required(what: str) -> bool:
+    """Whether ``RAYROLL_REQUIRE`` names it."""
+    return what in os.environ.get("RAYROLL_REQUIRE", "").split(",")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """For ``conftest.py``: a skip is a failure where everything is required."""
+    report = yield
+    if report.skipped and is_required("everything"):
+        assert isinstance(report.longrepr, tuple)
+        path, line, reason = report.longrepr
+        if not path.endswith(NOT_APPLICABLE):
+            report.outcome = "failed"
+            report.longrepr = f"{path}:{line}: skipped, where RAYROLL_REQUIRE asks for everything: {reason}"
+    return report
 
 
 def needs(kind: str) -> Callable[[], Iterator[None]]:

@@ -25,6 +25,7 @@ import little
 import pytest
 import pytest_asyncio
 from executor.conftest import PLUGINS, opened_executor
+from requirements import require
 
 from rayroll import Act, Executor, Task, Turn
 from rayroll.executor import PlayConfig
@@ -153,8 +154,8 @@ async def test_a_host_that_stands_still_before_it_hears_of_an_action_is_dispatch
 
 
 async def test_what_holds_up_a_new_process_before_its_program_is_spawn(executor: Executor) -> None:
-    if shutil.which("strace") is None or os.geteuid() != 0:
-        pytest.skip("holding up a system call of another process takes root and strace (apt-get install strace)")
+    able = shutil.which("strace") is not None and os.geteuid() == 0
+    require("strace", None if able else "holding up another process takes root and strace; apt-get install strace")
     tracers: list[asyncio.subprocess.Process] = []
 
     async def traced(delay_us: int) -> Act:

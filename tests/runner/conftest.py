@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runner.live import SHELLS, binary, require, why_no_namespaces
+from requirements import require
+from runner.live import SHELLS, binary, why_no_namespaces
 
 _reason = functools.cache(why_no_namespaces)
 _started_s = time.monotonic()

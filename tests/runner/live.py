@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rayroll.runner.build import runner_path
 from rayroll.runner.client import RunnerClient
 from rayroll.runner.protocol import (
@@ -41,15 +39,6 @@ RUNNER = "/.rayroll/runner"
 LOGS = "/.rayroll/logs"
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
 GROUP = "root:x:0:\nagent:x:1000:\nextra:x:2000:agent\nnogroup:x:65534:\n"
-
-
-def require(what: str, missing: str | None) -> None:
-    """Skip where something is missing; fail where ``RAYROLL_REQUIRE`` names it."""
-    if missing is None:
-        return
-    if what in os.environ.get("RAYROLL_REQUIRE", "").split(","):
-        pytest.fail(f"{what}: {missing}", pytrace=False)
-    pytest.skip(f"{what}: {missing}")
 
 
 def why_no_namespaces() -> str | None:

@@ -15,5 +15,5 @@ clang -g -O1 -std=c11 -D_GNU_SOURCE -fno-omit-frame-pointer -fsanitize=address,u
 
 cd "$here/../.."
 RAYROLL_SANITIZED_RUNNER=$build/runner RAYROLL_SANITIZER_LOGS=$build/logs RAYROLL_STOP_AFTER_S=$seconds \
-    RAYROLL_SEED=${RAYROLL_SEED:-$(date +%s)} "${PYTHON:-python}" -m pytest -q -p no:cacheprovider tests/runner \
+    RAYROLL_SEED=${RAYROLL_SEED:-$(date +%s)} RAYROLL_REQUIRE=local "${PYTHON:-python}" -m pytest -q -p no:cacheprovider tests/runner \
     --deselect tests/runner/test_build.py --deselect tests/runner/test_aarch64.py --deselect tests/runner/test_fuzz.py "$@"

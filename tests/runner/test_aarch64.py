@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runner.live import require, sandbox
+from requirements import require
+from runner.live import sandbox
 
 from rayroll.runner.build import runner_path, source_digest
 

@@ -6,7 +6,8 @@ import asyncio
 import os
 
 import pytest
-from runner.live import children, require, sandbox, until
+from requirements import require
+from runner.live import children, sandbox, until
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runner.live import require
+from requirements import require
 
 HERE = Path(__file__).parent / "fuzz"
 SECONDS = os.environ.get("RAYROLL_FUZZ_S", "3")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from requirements import check, use_testbed
+from requirements import check, require, use_testbed
 
 from rayroll.runner.build import runner_path
 from rayroll.substrates import SandboxSpec
@@ -83,10 +83,9 @@ def python_for_anybody() -> tuple[str, dict[str, str]]:
             continue
         if done.returncode == 0:
             return python, env
-    message = f"no Python 3.{sys.version_info.minor} here that another user can execute; fix: install it in /usr/bin"
-    if "local" in os.environ.get("RAYROLL_REQUIRE", "").split(","):
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message)
+    version = f"Python 3.{sys.version_info.minor}"
+    require("local", f"no {version} here that another user can execute; fix: install it in /usr/bin")
+    raise AssertionError("it was missing")
 
 
 @pytest.mark.local

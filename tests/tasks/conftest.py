@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from requirements import require
 
 from rayroll.errors import ConfigError
 from rayroll.tasks import Prover
@@ -14,9 +14,8 @@ def prover() -> Prover:
     try:
         return Prover()
     except ConfigError as missing:
-        if "local" in os.environ.get("RAYROLL_REQUIRE", "").split(","):
-            raise
-        pytest.skip(str(missing))
+        require("local", str(missing))
+        raise
 
 
 @pytest.fixture

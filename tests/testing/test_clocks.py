@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
 import re
 import shutil
 import socket
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from requirements import require
 
 import rayroll
 from rayroll.runner.build import runner_path
@@ -56,10 +56,7 @@ def can_shift_clocks() -> bool:
 
 async def test_a_runner_whose_clock_is_a_day_ahead_measures_the_same() -> None:
     if not can_shift_clocks():
-        message = "no time namespace can be made here; fix: run as root on Linux 5.6 or newer, with util-linux"
-        if "time-namespace" in os.environ.get("RAYROLL_REQUIRE", "").split(","):
-            pytest.fail(message, pytrace=False)
-        pytest.skip(message)
+        require("time-namespace", "none can be made here; fix: run as root on Linux 5.6 or newer, with util-linux")
     runner = await asyncio.to_thread(runner_path)
     ahead = ["unshare", "--time", "--monotonic", str(A_DAY_S), "--fork", "--kill-child"]
     ours, theirs = socket.socketpair()

@@ -49,7 +49,6 @@ class Docker(Part):
         *("docker.io", "containerd", "runc", "iptables", "iproute2"),
         *("debootstrap", "busybox-static", "ca-certificates"),
         "bubblewrap",  # the substrate `local`
-        "qemu-user-static",  # runs the aarch64 runner
     )
 
     def up(self, bed: Bed) -> None:

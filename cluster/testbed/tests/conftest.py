@@ -3,4 +3,6 @@
 import sys
 from pathlib import Path
 
+from requirements import pytest_runtest_makereport as pytest_runtest_makereport
+
 sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -331,3 +331,9 @@ void command_start(struct request *r) {
     if (c->idle_ns) c->idle_at_ns = now + c->idle_ns;
     watch(c->out, POLLIN, on_output, r);
 }
+
+void command_not_taken(struct request *r) {
+    r->command.keeper = NULL;
+    close_watched(&r->command.out);
+    command_start(r);
+}

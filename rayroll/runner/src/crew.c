@@ -65,8 +65,10 @@ static void on_note(void *owner, short events) {
     if (n < 0 && errno == EAGAIN) return;
     if (n < (ssize_t)sizeof note) { /* it was killed, or left with its jobs and is done */
         struct request *r = m->request;
+        bool left_unread = n < 0 && errno == ECONNRESET; /* something of ours; the first was the command itself */
         remove_member(m);
-        if (r) command_keeper_lost(r);
+        if (r && left_unread && r->command.limit == LIMIT_NONE) command_not_taken(r);
+        else if (r) command_keeper_lost(r);
         return;
     }
     memcpy(&note, message, sizeof note);

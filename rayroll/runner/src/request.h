@@ -88,6 +88,7 @@ void command_killed(struct request *r);       /* everything has been killed */
 void command_free(struct command *c);
 void command_noted(struct request *r, const struct note *note, struct bytes changes);
 void command_keeper_lost(struct request *r);
+void command_not_taken(struct request *r); /* its keeper was killed before it knew of it: nothing has happened yet */
 
 /* --- transfer.c --- */
 

@@ -101,11 +101,14 @@ async def another_user_cannot_reach_them_either(lab: Lab) -> None:
 
 async def _reach(lab: Lab, user: str | None) -> None:
     intruder = await lab.intruder(lab.box)
-    await lab.box.sh(f"chmod 755 {lab.box.folder}", carry=False)
+    await lab.box.sh(f"chmod 777 {lab.box.folder}", carry=False)
     runner = lab.box.client.greeting.pid
-    # $PPID is the keeper of this very command; the last are those of all other commands and transfers.
-    other = asyncio.create_task(lab.box.sh("sleep 1; echo fine", user=user, carry=False))
+    # $PPID is the keeper of this very command; the last are those of all other commands and transfers. The other one
+    # has to have begun: until its exec it has its keeper's name, and after it is anybody's to reach.
+    begun = lab.box.path("begun")
+    other = asyncio.create_task(lab.box.sh(f"echo > {begun}; sleep 1; echo fine", user=user, carry=False))
     script = (
+        f"until [ -e {begun} ]; do sleep 0.05; done; "
         f"for p in {runner} $PPID $(grep -ls rayroll /proc/[0-9]*/comm | cut -d/ -f3); do "
         f"{intruder} reach $p < {lab.box.path('forged')}; done; exit 3"
     )
