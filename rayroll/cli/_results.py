@@ -20,13 +20,14 @@ __all__ = ["Results", "in_job", "machine"]
 
 
 class Results:
-    """``config.json``, ``rollouts.jsonl``, ``summary.json`` and ``report.html`` in one folder."""
+    """``config.json``, ``prepare.jsonl``, ``rollouts.jsonl``, ``summary.json`` and ``report.html`` in one folder."""
 
     def __init__(self, folder: Path, run_id: str, *, resumed: bool) -> None:
         self.folder = folder
         self.run_id = run_id
         self.resumed = resumed
         self.config = folder / "config.json"
+        self.prepared = folder / "prepare.jsonl"
         self.rollouts = folder / "rollouts.jsonl"
         self.summary = folder / "summary.json"
         self.report = folder / "report.html"

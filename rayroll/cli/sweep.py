@@ -142,7 +142,7 @@ async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) 
                 run_id=results.run_id,
             )
             executors[kind] = await stack.enter_async_context(executor)
-        tasks, aside = await _prepare(executors, tasks)
+        tasks, aside = await _prepare(executors, tasks, results.prepared)
         for task_id, failure in aside.items():
             typer.echo(f"set aside {task_id}: {failure.reason}", err=True)
         if not tasks:
@@ -168,20 +168,25 @@ def _matching(tasks: Sequence[Task], config: SweepConfig) -> list[Task]:
     return found
 
 
-async def _prepare(executors: dict[str, Executor], tasks: list[Task]) -> tuple[list[Task], dict[str, Failure]]:
+async def _prepare(
+    executors: dict[str, Executor], tasks: list[Task], record: Path
+) -> tuple[list[Task], dict[str, Failure]]:
     """Bring every task's root filesystem to every substrate, so that no measured rollout pays for it.
 
-    A task that does not start somewhere, or whose untouched state passes its tests, is set aside everywhere.
+    What that took is kept in ``record``: pulls, builds and cold starts are seen there and nowhere else. A task that
+    does not start somewhere, or whose untouched state passes its tests, is set aside everywhere.
     """
     aside: dict[str, Failure] = {}
-    for kind, executor in executors.items():
-        typer.echo(f"preparing {len(tasks)} tasks on {kind}", err=True)
-        run = executor.submit(tasks, ScriptedPolicy([]), max_in_flight=4, namespace="prepare", max_infra_retries=0)
-        async for rollout in run.rollouts():
-            if rollout.failure is not None and rollout.reward is None:
-                aside[rollout.task_id] = rollout.failure
-            elif rollout.reward:
-                aside[rollout.task_id] = Failure("task", "its tests pass before anything is repaired", "not_broken")
+    with SinkWorker([JsonlSink(record)]) as worker:
+        for kind, executor in executors.items():
+            typer.echo(f"preparing {len(tasks)} tasks on {kind}", err=True)
+            run = executor.submit(tasks, ScriptedPolicy([]), max_in_flight=4, namespace="prepare", max_infra_retries=0)
+            async for rollout in run.rollouts():
+                await worker.put(rollout)
+                if rollout.failure is not None and rollout.reward is None:
+                    aside[rollout.task_id] = rollout.failure
+                elif rollout.reward:
+                    aside[rollout.task_id] = Failure("task", "its tests pass before anything is repaired", "not_broken")
     if aside and all(failure.fault == "infra" for failure in aside.values()) and len(aside) == len(tasks):
         raise ConfigError("nothing starts", reason=next(iter(aside.values())).reason)
     return [task for task in tasks if task.id not in aside], aside

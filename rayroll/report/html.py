@@ -82,6 +82,7 @@ def render(summary: Mapping[str, Any], examples: Sequence[Rollout]) -> str:
         equal_work=equal_work_line(summary["equal_work"]),
         spread_line=_spread_line(summary["spreads"]),
         rung_line=_rung_line(ordered),
+        preparation=[_prepared(group) for group in summary["preparation"]],
         config_json=orjson.dumps(summary["config"], option=orjson.OPT_INDENT_2).decode(),
     )
 
@@ -259,6 +260,15 @@ def _spread_line(spreads: Mapping[str, Any]) -> str:
     if not told:
         return "not computed: fewer than two substrates started on one rung"
     return f"{', '.join(told)}; among {', '.join(spreads['substrates'])} on the rung {spreads['rung']}"
+
+
+def _prepared(group: Mapping[str, Any]) -> dict[str, str]:
+    image, start = group["image_s"], group["cold_start_s"]
+    return {
+        **{name: str(group[name]) for name in ("substrate", "rung", "n")},
+        "image": _format.several_seconds([image["p50"], image["p95"]]) if image["p95"] else "–",
+        "start": _format.several_seconds([start["p50"], start["p95"]]),
+    }
 
 
 def _rung_line(substrates: Sequence[Mapping[str, Any]]) -> str:

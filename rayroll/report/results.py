@@ -28,8 +28,12 @@ _KEPT_PER_CELL = 5_000
 class Results:
     """Rollouts by sweep cell (``labels["cell"]``, else the substrate): exact counts, and at most 5,000 of each cell."""
 
-    def __init__(self, rollouts: Iterable[Rollout], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, rollouts: Iterable[Rollout], config: Mapping[str, Any], prepared: Iterable[Rollout] = ()
+    ) -> None:
         self.config = config
+        self.prepared = list(prepared)
+        """What brought each task to each substrate before anything was measured."""
         self.seed = int(config.get("seed") or 0)
         self.kept: dict[str, list[Rollout]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
@@ -57,7 +61,7 @@ class Results:
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
-        """Read ``config.json`` and ``rollouts.jsonl``.
+        """Read ``config.json``, ``rollouts.jsonl`` and, where there is one, ``prepare.jsonl``.
 
         Raises:
             ConfigError: One is missing, or the configuration is damaged.
@@ -72,7 +76,8 @@ class Results:
         rollouts = Path(folder) / "rollouts.jsonl"
         if not rollouts.exists():
             raise ConfigError("no rollouts.jsonl here: nothing finished yet", folder=str(folder))
-        return cls(read_rollouts(rollouts), config)
+        prepared = Path(folder) / "prepare.jsonl"
+        return cls(read_rollouts(rollouts), config, read_rollouts(prepared) if prepared.exists() else ())
 
     def cell_of(self, rollout: Rollout) -> str:
         """The cell a rollout belongs to; one label used by several substrates is as many cells."""

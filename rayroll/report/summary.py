@@ -1,8 +1,8 @@
 """``summary.json``: every cell's metrics, every substrate's projection, and how far apart substrates are.
 
-Read from ``config.json`` and ``rollouts.jsonl`` of a results folder, so that it can be made again at any time.
-Substrates are compared within one rung of the start ladder (``cached`` where there is one); ``local`` is a floor and
-takes no part.
+Read from ``config.json``, ``rollouts.jsonl`` and ``prepare.jsonl`` of a results folder, so that it can be made again
+at any time. Substrates are compared within one rung of the start ladder (``cached`` where there is one); ``local`` is a
+floor and takes no part.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def summarize(results: Results) -> dict[str, Any]:
         "substrates": substrates,
         "spreads": _spreads(substrates, results, context),
         "equal_work": _equal_work(results, reference),
+        "preparation": _preparation(results.prepared),
         "cells": [
             _cell(name, results, context, reference)
             for substrate in results.substrates
@@ -209,6 +210,24 @@ def _slowdown(
     if share < _LEAST_PAIRED:
         return None, share
     return sum(here_s for here_s, _ in paired) / sum(there_s for _, there_s in paired), share
+
+
+def _preparation(prepared: Sequence[Rollout]) -> list[dict[str, Any]]:
+    """What it took to bring tasks to substrates, by substrate and rung: pull and build, and the start after it."""
+    groups: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
+    for r in prepared:
+        if r.cold_start_s is not None:
+            groups[r.substrate, r.rung].append(r)
+    return [
+        {
+            "substrate": substrate,
+            "rung": rung,
+            "n": len(found),
+            "image_s": _told(r.timing.phases.get("pull", 0.0) + r.timing.phases.get("build", 0.0) for r in found),
+            "cold_start_s": _told(r.cold_start_s for r in found),
+        }
+        for (substrate, rung), found in sorted(groups.items())
+    ]
 
 
 def _told(values: Iterable[float | None]) -> dict[str, float] | None:

@@ -118,6 +118,7 @@ def test_the_readmes_job_runs_from_a_fresh_clone(cluster: dict[str, str], tmp_pa
     assert "succeeded" in done.stdout
     summary = json.loads((out / "summary.json").read_text())
     assert [(cell["substrate"], cell["valid"]) for cell in summary["cells"]] == [(kind, 1) for kind in substrates]
+    assert {(group["substrate"], group["n"]) for group in summary["preparation"]} == {(kind, 1) for kind in substrates}
     assert list(Path(cluster["RAYROLL_CACHE_DIR"], "runner").glob("runner-*")), (
         "the workers built no runner of their own"
     )

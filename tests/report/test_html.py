@@ -15,6 +15,7 @@ import pytest
 import synthetic
 
 from rayroll.errors import Failure
+from rayroll.record import to_line
 from rayroll.report import _format
 from rayroll.report.charts import FAMILIES, family_of, timeline_bars
 from rayroll.report.html import machine_line, write_report
@@ -119,6 +120,13 @@ def test_small_numbers_are_shown_as_they_are(tmp_path: Path) -> None:
     page = page_of(tmp_path, rollouts, target_rollouts=1000, target_actions=None)
     summary = orjson.loads((tmp_path / "summary.json").read_bytes())
     assert _format.hours(summary["substrates"][0]["worker_hours"]["hours"]) in words(pictures(page)[0])
+
+
+def test_what_preparing_took_is_shown_by_rung_where_it_was_recorded(tmp_path: Path) -> None:
+    measured = [synthetic.rollout(task=f"t{i}", actions=3) for i in range(3)]
+    assert "Before the first rollout" not in page_of(tmp_path, measured)
+    (tmp_path / "prepare.jsonl").write_bytes(to_line(synthetic.rollout(actions=1, rung="cold")))
+    assert "<td>docker</td><td>cold</td><td>1</td>" in page_of(tmp_path, measured)
 
 
 # -- the timeline ------------------------------------------------------------------------------------------------

@@ -185,3 +185,17 @@ def test_what_is_no_results_folder_is_refused_with_what_is_missing(tmp_path: Pat
 def test_secrets_of_the_configuration_stay_out_of_the_summary() -> None:
     summary = summary_of([synthetic.rollout(actions=1)], policy={"api_key": "sesame"})
     assert b"sesame" not in orjson.dumps(summary)
+
+
+def test_preparation_is_told_by_rung_and_counts_nowhere_else() -> None:
+    measured = [synthetic.rollout(task=f"t{i}", actions=3) for i in range(3)]
+    prepared = [
+        synthetic.rollout(task=f"t{i}", actions=1, rung=rung) for i, rung in enumerate(["cold", "cold", "cached"])
+    ]
+    config = synthetic.config(["docker"])
+    summary = summarize(Results(measured, config, prepared))
+    assert [(g["substrate"], g["rung"], g["n"]) for g in summary["preparation"]] == [
+        ("docker", "cached", 1),
+        ("docker", "cold", 2),
+    ]
+    assert summary | {"preparation": []} == summarize(Results(measured, config))
