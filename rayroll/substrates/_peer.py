@@ -36,6 +36,8 @@ __all__ = ["Clock", "Peer"]
 TERMINATED = 128 + 15
 ENOENT, EISDIR = 2, 21
 REWARD = "/logs/verifier/reward.txt"
+_PLAIN = re.compile(r"[A-Za-z0-9_./ -]*").fullmatch
+"""Nothing in it that a shell would look at, so that its words are what lies between blanks."""
 
 
 class Timer(Protocol):
@@ -279,7 +281,8 @@ class Peer:
         if "/tests/test.sh" in text:
             return _Done("", 0 if self._solves else 1, run_s, writes={REWARD: "1" if self._solves else "0"})
         try:
-            words = shlex.split(text)
+            # shlex reads a character at a time: 15 % of a host's time when sandboxes take none.
+            words = text.split() if _PLAIN(text) else shlex.split(text)
         except ValueError:
             return _Done("sh: syntax error\n", 2, run_s)
         return self._built_in(words, run_s)

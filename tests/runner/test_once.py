@@ -130,6 +130,16 @@ async def test_a_background_job_lives_on_until_kill_all(provider: Provider) -> N
     assert _with_mark(b"sleep\0" + mark.encode()) == 0
 
 
+async def test_kill_all_reaches_jobs_whose_keeper_dies_first(provider: Provider) -> None:
+    mark = f"9{secrets.randbelow(10**8):08}"
+    many = f"i=0; while [ $i -lt 100 ]; do setsid sleep {mark} & i=$((i+1)); done"
+    _, printed = await provider.run(once_argv(RUNNER, exec_frames(many)))
+    assert read_reply(printed).exit_code == 0
+    _, printed = await provider.run(once_argv(RUNNER, kill_all_frames()))
+    read_killed(printed)
+    assert _with_mark(b"sleep\0" + mark.encode()) == 0
+
+
 async def test_what_is_no_request_ends_at_once(provider: Provider) -> None:
     cases = {
         b"": 0,

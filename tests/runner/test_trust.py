@@ -154,15 +154,17 @@ async def test_signals_that_others_ignore_do_not_end_the_runner() -> None:
 
 async def test_what_the_node_ignored_a_command_does_not() -> None:
     """nohup and Python start children with signals ignored; a command begins as from a login."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1):
+    ignored = (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGRTMIN + 3)
+    for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     try:
         async with sandbox() as box:
+            assert int((await box.sh("grep SigIgn /proc/self/status")).output.split()[1], 16) == 0
             assert (await box.sh("sh -c 'kill -QUIT $$'")).exit_code == 131
             assert (await box.sh("sh -c 'kill -USR1 $$'")).exit_code == 138
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGQUIT, signal.SIGUSR1):
+        for number in ignored[1:]:
             signal.signal(number, signal.SIG_DFL)
 
 

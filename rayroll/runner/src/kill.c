@@ -18,7 +18,7 @@
 #include "request.h"
 #include "system.h"
 
-struct process { pid_t pid, parent; signed char below; /* 1 yes, 0 no, -1 not known yet */ };
+struct process { pid_t pid, parent; bool is_keeper; signed char below; /* 1 yes, 0 no, -1 not known yet */ };
 
 /* A /proc of another pid namespace numbers other processes. */
 static bool proc_is_ours(void) {
@@ -69,8 +69,8 @@ static bool kill_one(const struct process *p, int sig) {
     return killed;
 }
 
-/* Of `root`; where that is 0, of every keeper, and the keepers themselves. */
-static int kill_below(pid_t root, int sig) {
+/* Of `root`; where that is 0, of every keeper, and with `keepers` these themselves. */
+static int kill_below(pid_t root, bool keepers, int sig) {
     struct process *all = NULL;
     size_t n = 0, cap = 0;
     int killed = 0;
@@ -85,22 +85,23 @@ static int kill_below(pid_t root, int sig) {
             cap = cap ? cap * 2 : 256;
             all = xrealloc(all, cap * sizeof *all);
         }
-        all[n++] = (struct process){pid, parent, (root ? parent == root : is_keeper) ? 1 : -1};
+        all[n++] = (struct process){pid, parent, is_keeper, (root ? parent == root : is_keeper) ? 1 : -1};
     }
     closedir(proc);
     if (n) qsort(all, n, sizeof *all, by_pid);
     for (size_t i = 0; i < n; i++)
-        if (is_below(all, n, &all[i]) && kill_one(&all[i], sig)) killed++;
+        if (is_below(all, n, &all[i]) && (root || keepers || !all[i].is_keeper) && kill_one(&all[i], sig)) killed++;
     free(all);
     return killed;
 }
 
-int kill_descendants(pid_t root, int sig) { return kill_below(root, sig); }
+int kill_descendants(pid_t root, int sig) { return kill_below(root, false, sig); }
 
 bool kill_kept(void) {
     struct pollfd none = {.fd = -1};
     for (u64 start = now_ns(); now_ns() - start < KILL_PATIENCE_S * 1000000000ull; poll(&none, 1, 1))
-        if (kill_below(0, SIGKILL) <= 0) return true;
+        /* The keepers last: as long as one lives, it adopts what it looks after, and that is found below it. */
+        if (kill_below(0, false, SIGKILL) <= 0 && kill_below(0, true, SIGKILL) <= 0) return true;
     return false;
 }
 

@@ -28,6 +28,8 @@
 #include "state.h"
 #include "system.h"
 
+enum { SIGNALS = 64 }; /* Linux, on both CPUs */
+
 bool is_init, stopping, one_shot, had_shell;
 u8 instance[16];
 
@@ -63,9 +65,10 @@ static void on_signal(void *owner, short events) {
 static void take_signals(void) {
     static int fd;
     sigset_t set;
-    /* Whoever started us may have ignored or blocked anything; a command starts as from a login. */
-    for (int i = 1; i < 32; i++)
-        if (i != SIGKILL && i != SIGSTOP) signal(i, SIG_DFL);
+    /* Whoever started us may have ignored or blocked anything; a command starts as from a login. Straight to the kernel,
+     * for the C library keeps the first real-time signals to itself. All zero is the default action. */
+    static const u64 action[4];
+    for (int i = 1; i <= SIGNALS; i++) syscall(SYS_rt_sigaction, i, action, NULL, SIGNALS / 8);
     for (int i = 0; i < IGNORED_COUNT; i++) signal(ignored_signals[i], SIG_IGN);
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
