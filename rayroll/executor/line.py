@@ -15,7 +15,7 @@ import secrets
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["Line", "LineAddress", "Listener", "connect"]
 
@@ -88,9 +88,8 @@ class Line(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._greeting)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
+        self._transport.write(self._greeting)
         asyncio.get_running_loop().call_later(GREETING_S, self._give_up)
 
     def _give_up(self) -> None:

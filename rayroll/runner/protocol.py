@@ -35,6 +35,7 @@ __all__ = [
 VERSION = 1
 HEADER = struct.Struct("<IBBHI")
 HEADER_BYTES = HEADER.size
+_FIELD = struct.Struct("<BI")
 KEY_BYTES = 16
 MAX_PAYLOAD_BYTES = 16 << 20
 """Largest payload either end accepts; a larger one is refused with a reason."""
@@ -174,7 +175,7 @@ def encode_fields(fields: Mapping[int, int | bytes]) -> bytes:
     parts: list[bytes] = []
     for tag, value in fields.items():
         data = value.to_bytes(8, "little") if isinstance(value, int) else value
-        parts += (struct.pack("<BI", tag, len(data)), data)
+        parts += (_FIELD.pack(tag, len(data)), data)
     return b"".join(parts)
 
 
@@ -189,7 +190,7 @@ def decode_fields(payload: bytes) -> dict[int, bytes]:
     while at < len(payload):
         if at + 5 > len(payload):
             raise ProtocolError("a field is cut short", at=at)
-        tag, size = struct.unpack_from("<BI", payload, at)
+        tag, size = _FIELD.unpack_from(payload, at)
         at += 5
         if at + size > len(payload):
             raise ProtocolError("a field is longer than its frame", tag=tag, size=size)

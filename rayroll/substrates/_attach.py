@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from rayroll.substrates._endpoint import Endpoint
 from rayroll.substrates._stream import StreamChannel
@@ -51,8 +51,7 @@ class AttachChannel(StreamChannel):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
+        cast("asyncio.Transport", transport).write(self._request)
 
     def write(self, data: bytes) -> None:
         if not self._is_closing:

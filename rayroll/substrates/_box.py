@@ -7,12 +7,13 @@ import contextlib
 import functools
 import json
 import os
+import select
 import socket
 import subprocess
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from io import FileIO, RawIOBase
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -302,15 +303,26 @@ def _give(folders: Iterable[Path], uid: int) -> None:
                 os.chown(os.path.join(parent, name), uid, uid, follow_symlinks=False)  # noqa: PTH118 - hot
 
 
-async def _read_to_end(pipe: RawIOBase) -> bytes:
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
+async def _read_to_end(pipe: FileIO) -> bytes:
+    """All that comes. Not by a transport, which closes the pipe: uvloop's by number, which may be another's by then."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    parts: list[bytes] = []
+
+    def take() -> None:
+        data = pipe.read(select.PIPE_BUF)
+        if data:
+            parts.append(data)
+        elif data is not None and not ended.done():
+            ended.set_result(None)
+
+    os.set_blocking(pipe.fileno(), False)
+    loop.add_reader(pipe.fileno(), take)
     try:
-        return await reader.read()
+        await ended
     finally:
-        transport.close()
+        loop.remove_reader(pipe.fileno())
+    return b"".join(parts)
 
 
 def _child_pid(info: bytes) -> int | None:

@@ -84,7 +84,8 @@ class Peer:
         self._channel: SimulatedChannel | None = None
         self._epoch = 0
         self._lease_s = lease_s
-        self._lease: Timer = clock.call_later(lease_s, self.die, "lease")
+        self._lease_ends_s = clock.time() + lease_s
+        self._lease: Timer = clock.call_later(lease_s, self._look_at_lease)
         self._solves = self._random.random() < profile.solve_share
         self.on_death: Callable[[], None] = lambda: None
         self.cause = ""
@@ -161,8 +162,15 @@ class Peer:
                 self._requests.pop(frame.request_id, None)
 
     def _renew(self) -> None:
-        self._lease.cancel()
-        self._lease = self._clock.call_later(self._lease_s, self.die, "lease")
+        self._lease_ends_s = self._clock.time() + self._lease_s
+
+    def _look_at_lease(self) -> None:
+        # Every frame renews it: a timer for each frame would cost more than the rest.
+        left_s = self._lease_ends_s - self._clock.time()
+        if left_s <= 0:
+            self.die("lease")
+        else:
+            self._lease = self._clock.call_later(left_s, self._look_at_lease)
 
     def _greet(self, channel: SimulatedChannel, frame: Frame) -> None:
         if self.cause or channel is not self._channel:
@@ -174,6 +182,8 @@ class Peer:
         self._epoch = frame.epoch
         self._lease_s = number(hello, Tag.LEASE_MS) / 1000
         self._renew()
+        self._lease.cancel()
+        self._look_at_lease()
         known = [id for id in numbers(hello.get(Tag.IDS, b"")) if id in self._requests]
         answer: dict[int, int | bytes] = {
             Tag.VERSION_MAX: VERSION,
@@ -241,11 +251,11 @@ class Peer:
         spawn_s, drain_s = (draw.sample_s(self._random) for draw in (self._profile.spawn, self._profile.drain))
         limit_s = number(request.fields, Tag.TIMEOUT_MS) / 1000
         if limit_s and done.run_s > limit_s:
-            done = replace(done, run_s=limit_s, exit_code=TERMINATED, limit=1, writes={})
+            done = replace(done, run_s=limit_s, exit_code=TERMINATED, limit=1, writes=None)
         request.timer = self._clock.call_later(spawn_s + done.run_s + drain_s, self._end, id, done, spawn_s, drain_s)
 
     def _end(self, id: int, done: _Done, spawn_s: float, drain_s: float) -> None:
-        for path, text in done.writes.items():
+        for path, text in (done.writes or {}).items():
             self._write(_normal(path.encode()), Entry(b"", "file", text.encode(), 0o644))
         request, output = self._requests[id], done.output.encode()
         head, tail = number(request.fields, Tag.HEAD_BYTES), number(request.fields, Tag.TAIL_BYTES)
@@ -361,7 +371,7 @@ class _Done:
     exit_code: int
     run_s: float
     limit: int = 0
-    writes: Mapping[str, str] = field(default_factory=dict)
+    writes: Mapping[str, str] | None = None
 
 
 class _Pipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import cast
 
 from rayroll.substrates import Channel, Receiver
 
@@ -52,8 +53,7 @@ class StreamChannel(asyncio.Protocol, Channel):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
 
     def data_received(self, data: bytes) -> None:
         if self._receiver is None:

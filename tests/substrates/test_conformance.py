@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from requirements import check, require, use_testbed
 
 from rayroll.runner.build import runner_path
-from rayroll.substrates import SandboxSpec
+from rayroll.substrates import SandboxSpec, load
 from rayroll.substrates.docker import DockerConfig
 from rayroll.substrates.local import LocalConfig
 from rayroll.testing import conformance
@@ -53,6 +54,18 @@ TestDockerReadOnly = pytest.mark.docker(
 TestDockerWithPython = pytest.mark.docker(
     conformance.suite(DockerConfig(), spec=SandboxSpec(image="python:3.11-slim"), only=PYTHONS, slow=False)
 )
+
+
+OF_THE_LOOP = ("life", "output", "files", "reattach")
+
+
+@pytest.mark.parametrize("kind", ["local", "docker"])
+def test_substrates_conform_on_uvloop_too(kind: str) -> None:
+    """Ray runs a host on it; its transports are no asyncio classes, and close descriptors in ways of their own."""
+    check(kind)
+    report = uvloop.run(conformance.check(load(kind).config_type(), only=OF_THE_LOOP, many=10, slow=False))
+    report.require()
+    assert sum(result.outcome == "held" for result in report.results) > 30
 
 
 @pytest.fixture
