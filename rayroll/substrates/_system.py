@@ -74,7 +74,8 @@ def host_system(spec: SandboxSpec, *, reader_uid: int) -> System:
         tuple(read_only),
         tuple(links),
         files=_etc_files(spec.network),
-        env={"PATH": PATH, "HOME": HOME, "USER": "agent", "LANG": "C.UTF-8", **recipe.env},
+        # LC_CTYPE and not LANG: what Python looks at, and each bash opens one locale file instead of a dozen (0.2 ms).
+        env={"PATH": PATH, "HOME": HOME, "USER": "agent", "LC_CTYPE": "C.UTF-8", **recipe.env},
         workdir=workdir,
     )
     environment = spec.environment
