@@ -74,7 +74,7 @@ async def test_state_goes_from_call_to_call_in_its_file(provider: Provider) -> N
     await sh("export K='a b'; cd /usr")
     assert await sh('echo "$K $(pwd)"; unset K') == "a b /usr\n"
     assert await sh('echo "${K-none} $(pwd)"') == "none /usr\n"
-    (provider.folder / "state").write_bytes(b"RRS1 junk")
+    (provider.folder / "state").write_bytes(b"RRS2 junk")
     assert await sh('echo "${K-none} $(pwd)"') == "none /\n"
     assert not list(provider.folder.glob("state.*"))
 

@@ -212,7 +212,7 @@ static void refused(struct request *r) {
     refuse(r, n->code, EINVAL, n->reason);
 }
 
-static void take_state(struct command *c, struct bytes changes) {
+static void take_state(struct command *c, struct bytes changes, int text_fd) {
     struct state *s = c->state;
     if (!s || (c->note.state != STATE_SAME && c->note.state != STATE_CHANGED)) {
         c->state_too_large = c->note.state == STATE_TOO_LARGE;
@@ -226,11 +226,13 @@ static void take_state(struct command *c, struct bytes changes) {
     if (c->state_saved && c->note.state == STATE_CHANGED && undisturbed) {
         /* What was printed now is printed again by a command that changes nothing, if it is asked in the same way and
          * starts from the state that this one leaves. */
-        s->mark = (struct mark){hash_bytes(s->generation, &c->mark_key, sizeof c->mark_key), c->note.text_n, c->note.text_hash};
+        close_fd(&s->mark.text_fd);
+        s->mark = (struct mark){hash_bytes(s->generation, &c->mark_key, sizeof c->mark_key), c->note.text_n, c->note.text_hash,
+                                text_fd < 0 ? -1 : fcntl(text_fd, F_DUPFD_CLOEXEC, 0)};
     }
 }
 
-void command_noted(struct request *r, const struct note *note, struct bytes changes) {
+void command_noted(struct request *r, const struct note *note, struct bytes changes, int text_fd) {
     struct command *c = &r->command;
     c->note = *note;
     if (note->who_known && c->state && !c->state->who_known) {
@@ -242,7 +244,7 @@ void command_noted(struct request *r, const struct note *note, struct bytes chan
     case NOTE_FAILED: failed(r); return;
     case NOTE_EXITED:
         c->exited = true;
-        take_state(c, changes);
+        take_state(c, changes, text_fd);
         /* With a limit reached, whatever else it started must be dead, too, before that is said. */
         if (c->limit == LIMIT_NONE || note->is_alone) finish(r);
         return;
@@ -281,6 +283,7 @@ static bool hand_over(struct request *r, int out_fd) {
     char *name = field_text(request, T_USER);
     bool carry = field_num(request, T_FLAGS, 0) & FLAG_CARRY;
     struct state *s = state_of(name), *from = s ? s : &born;
+    int text_fd = -1;
     free(name);
     c->state = s;
     if (s) {
@@ -293,10 +296,12 @@ static bool hand_over(struct request *r, int out_fd) {
         if (carry && s->mark.key == hash_bytes(s->generation, &c->mark_key, sizeof c->mark_key)) {
             order.text_n = s->mark.text_n;
             order.text_hash = s->mark.text_hash;
+            text_fd = s->mark.text_fd;
         }
     }
     for (int i = 0; i < HIRES && (c->keeper = crew_hire()); i++) {
-        if (crew_run(c->keeper, r, &order, (struct bytes){(u8 *)from->cwd, strlen(from->cwd)}, bytes_of(&from->env), out_fd))
+        if (crew_run(c->keeper, r, &order, (struct bytes){(u8 *)from->cwd, strlen(from->cwd)}, bytes_of(&from->env), out_fd,
+                     text_fd))
             return true;
         crew_dismiss(c->keeper); /* it was killed while it was free */
         c->keeper = NULL;

@@ -73,16 +73,17 @@ static void on_note(void *owner, short events) {
     }
     memcpy(&note, message, sizeof note);
     struct buf from_file = {0};
+    int text_fd = note.has_text ? fds[note.in_file ? 1 : 0] : -1;
     if (note.in_file && fds[0] >= 0) {
         u8 *all_of_it = xmalloc(note.changes_n);
         if (pread(fds[0], all_of_it, note.changes_n, 0) == (ssize_t)note.changes_n) buf_add(&from_file, all_of_it, note.changes_n);
         else note.state = STATE_LOST;
         free(all_of_it);
     }
-    for (int i = 0; i < MESSAGE_FDS; i++) close_fd(&fds[i]);
     struct bytes changes = note.in_file ? bytes_of(&from_file) : (struct bytes){message + sizeof note, (size_t)n - sizeof note};
-    if (m->request && note.serial == m->serial) command_noted(m->request, &note, changes);
+    if (m->request && note.serial == m->serial) command_noted(m->request, &note, changes, text_fd);
     else if (!m->is_free && note.kind == NOTE_GONE) remove_member(m); /* the last background job has ended */
+    for (int i = 0; i < MESSAGE_FDS; i++) close_fd(&fds[i]);
     buf_free(&from_file);
 }
 
@@ -129,11 +130,13 @@ struct member *crew_hire(void) {
     return fork_member();
 }
 
-bool crew_run(struct member *m, struct request *r, const struct order *given, struct bytes cwd, struct bytes env, int out_fd) {
+bool crew_run(struct member *m, struct request *r, const struct order *given, struct bytes cwd, struct bytes env, int out_fd,
+              int text_fd) {
     struct order order = *given;
     struct buf body = {0};
-    int fds[MESSAGE_FDS] = {out_fd, -1};
+    int fds[MESSAGE_FDS] = {out_fd, text_fd, -1}, fd_count = text_fd < 0 ? 1 : 2;
     order.kind = ORDER_RUN;
+    order.has_text = text_fd >= 0;
     order.serial = ++m->serial;
     order.cwd_n = (u32)cwd.n;
     order.env_n = (u32)env.n;
@@ -142,12 +145,12 @@ bool crew_run(struct member *m, struct request *r, const struct order *given, st
     buf_add(&body, env.p, env.n);
     buf_add(&body, r->payload.p, r->payload.n);
     struct bytes head = {(u8 *)&order, sizeof order};
-    bool sent = body.n <= INLINE_MOST && message_send(m->control, head, bytes_of(&body), fds, 1);
+    bool sent = body.n <= INLINE_MOST && message_send(m->control, head, bytes_of(&body), fds, fd_count);
     if (!sent) {
         order.in_file = true;
-        fds[1] = memory_file("request", body.p, body.n, UNSEALED);
-        sent = fds[1] >= 0 && message_send(m->control, head, (struct bytes){NULL, 0}, fds, 2);
-        close_fd(&fds[1]);
+        int file = fds[fd_count] = memory_file("request", body.p, body.n, UNSEALED);
+        sent = file >= 0 && message_send(m->control, head, (struct bytes){NULL, 0}, fds, fd_count + 1);
+        close_fd(&file);
     }
     buf_free(&body);
     if (sent) m->request = r;

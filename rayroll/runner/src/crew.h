@@ -6,7 +6,8 @@
 #include "request.h"
 
 struct member *crew_hire(void); /* NULL with errno: none is free and none can be forked */
-bool crew_run(struct member *m, struct request *r, const struct order *order, struct bytes cwd, struct bytes env, int out_fd);
+bool crew_run(struct member *m, struct request *r, const struct order *order, struct bytes cwd, struct bytes env, int out_fd,
+              int text_fd); /* text_fd: -1 without one */
 void crew_end(struct member *m, u64 grace_ns);
 void crew_leave(struct member *m, int out_fd); /* its command is over; jobs live on and may print into what out_fd reads */
 void crew_free(struct member *m);              /* nothing is left of its command */

@@ -115,6 +115,17 @@ static void free_items(char **items) {
 
 /* --- preparing --- */
 
+static void prepare_carrying(struct launch *l, bool compares) {
+    l->carry = l->carry && shared.rc_fd >= 0 && shared.runner_fd >= 0 &&
+               (l->state_fd = memory_file("state", NULL, 0, UNSEALED)) >= 0;
+    if (!l->carry || compares) return;
+    l->carry = pipe2(l->ask, O_CLOEXEC | O_NONBLOCK) == 0 && pipe2(l->answer, O_CLOEXEC | O_NONBLOCK) == 0;
+    /* The shell opens its ends again by name (so that they block there and not here), as who it is by then. Where it may
+     * not, the question fails and the helper runs every time. */
+    if (l->carry && l->user && !user_is_us(l->user))
+        (void)!(fchown(l->ask[0], l->user->uid, (gid_t)-1) || fchown(l->answer[0], l->user->uid, (gid_t)-1));
+}
+
 /* A BASH_ENV of the agent's own acts in the shells that its command starts, as in a session that goes on; not in the
  * command's own shell, whose exit code it could change. */
 static int rc_with(const char *bash_env, bool carry) {
@@ -136,6 +147,7 @@ static const char *shell_args(struct launch *l, struct bytes script, struct list
         return "there is no shell (looked for bash and sh in /bin, /usr/bin, /usr/local/bin, /busybox)";
     }
     bool fits = script.n < ARG_MOST - 32, is_bash = strstr(shell, "/bash") != NULL;
+    prepare_carrying(l, is_bash);
     l->program = xstrdup(shell);
     if (!fits && (l->script_fd = memory_file("script", script.p, script.n, UNSEALED)) < 0) return "no memory for the script";
     /* In POSIX mode bash reads no BASH_ENV, and is handed its script as any other shell. */
@@ -161,16 +173,6 @@ static const char *shell_args(struct launch *l, struct bytes script, struct list
     return NULL;
 }
 
-static void prepare_carrying(struct launch *l) {
-    l->carry = l->carry && shared.rc_fd >= 0 && shared.runner_fd >= 0 &&
-               (l->state_fd = memory_file("state", NULL, 0, UNSEALED)) >= 0 &&
-               pipe2(l->ask, O_CLOEXEC | O_NONBLOCK) == 0 && pipe2(l->answer, O_CLOEXEC | O_NONBLOCK) == 0;
-    /* The shell opens its ends again by name (so that they block there and not here), as who it is by then. Where it may
-     * not, the question fails and the helper runs every time. */
-    if (l->carry && l->user && !user_is_us(l->user))
-        (void)!(fchown(l->ask[0], l->user->uid, (gid_t)-1) || fchown(l->answer[0], l->user->uid, (gid_t)-1));
-}
-
 bool launch_prepare(struct launch *l, const char **code, const char **reason) {
     struct list env = {0}, args = {0};
     struct bytes script = field(l->request, T_SCRIPT), argv = field(l->request, T_ARGV), given = field(l->request, T_STDIN);
@@ -181,7 +183,6 @@ bool launch_prepare(struct launch *l, const char **code, const char **reason) {
     l->cwd_given = cwd != NULL;
     l->start_cwd = cwd ? cwd : xstrdup(l->cwd);
     l->carry = (flags & FLAG_CARRY) && !is_clean && script.p;
-    prepare_carrying(l);
 
     if (!is_clean) each_item(l->env, &env, list_add);
     if (l->cwd_given) set_pair(&env, "PWD", l->start_cwd);
@@ -213,8 +214,8 @@ bool launch_prepare(struct launch *l, const char **code, const char **reason) {
 }
 
 void launch_free(struct launch *l) {
-    int *const fds[] = {&l->out_fd, &l->in_fd, &l->script_fd, &l->rc_fd, &l->state_fd, &l->ask[0], &l->ask[1], &l->answer[0],
-                        &l->answer[1]};
+    int *const fds[] = {&l->out_fd, &l->in_fd, &l->script_fd, &l->rc_fd, &l->last_fd, &l->state_fd, &l->ask[0], &l->ask[1],
+                        &l->answer[0], &l->answer[1]};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) close_fd(fds[i]);
     free_items(l->envp);
     free_items(l->args);
@@ -250,8 +251,9 @@ static void hand_over_descriptors(const struct launch *l) {
     if (start >= 0) dup2(start, FD_START);
     dup2(l->state_fd, FD_STATE);
     dup2(shared.runner_fd, FD_RUNNER);
-    dup2(l->ask[1], FD_ASK);
-    dup2(l->answer[0], FD_ANSWER);
+    if (l->last_fd >= 0) dup2(l->last_fd, FD_LAST);
+    if (l->ask[1] >= 0) dup2(l->ask[1], FD_ASK);
+    if (l->answer[0] >= 0) dup2(l->answer[0], FD_ANSWER);
 }
 
 static void reset_signals(void) {

@@ -15,13 +15,13 @@ struct launch {
     const char *cwd;           /* to start in; what is carried, unless the request has its own */
     const struct user *user;   /* NULL: the runner's own */
     bool identify;             /* set HOME, USER and LOGNAME: nothing is carried for this user yet */
-    int out_fd;
+    int out_fd, last_fd; /* last_fd: what the shell before printed, for bash to compare; -1 */
     /* prepared */
     bool carry, cwd_given, by_rc; /* by_rc: bash has a start-up file of ours */
     char *program, *start_cwd, *bash_env; /* bash_env: the agent's own entry, in whose place bash gets ours; or NULL */
     char **args, **envp;
     int in_fd, script_fd, rc_fd, state_fd; /* rc_fd: -1 where the usual one does */
-    int ask[2], answer[2]; /* pipes: the shell writes ask[1] and reads answer[0] */
+    int ask[2], answer[2]; /* pipes for shells that cannot compare: they write ask[1] and read answer[0] */
     /* what became of it */
     bool fell_back; /* the carried directory is gone; a parent was taken */
     enum stage stage;
@@ -29,7 +29,7 @@ struct launch {
 };
 
 #define NOT_LAUNCHED \
-    ((struct launch){.out_fd = -1, .in_fd = -1, .script_fd = -1, .rc_fd = -1, .state_fd = -1, .ask = {-1, -1}, .answer = {-1, -1}})
+    ((struct launch){.out_fd = -1, .last_fd = -1, .in_fd = -1, .script_fd = -1, .rc_fd = -1, .state_fd = -1, .ask = {-1, -1}, .answer = {-1, -1}})
 
 /* What shells may inherit, opened once: bash's usual start-up file (sealed), and the runner itself. */
 struct shared { int rc_fd, runner_fd; };

@@ -86,7 +86,7 @@ void command_end(struct request *r, u8 limit);
 u64 command_tick(struct request *r, u64 now); /* UINT64_MAX: it was lost, and with it others may have changed */
 void command_killed(struct request *r);       /* everything has been killed */
 void command_free(struct command *c);
-void command_noted(struct request *r, const struct note *note, struct bytes changes);
+void command_noted(struct request *r, const struct note *note, struct bytes changes, int text_fd); /* which stays the caller's */
 void command_keeper_lost(struct request *r);
 void command_not_taken(struct request *r); /* its keeper was killed before it knew of it: nothing has happened yet */
 

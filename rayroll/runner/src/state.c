@@ -12,8 +12,8 @@
 
 extern char **environ;
 
-enum { STATE_MAGIC = 0x31535252 }; /* "RRS1" */
-struct state_head { u32 magic, cwd_n, env_n, reserved; u64 text_n, text_hash; }; /* text: what was there before */
+enum { STATE_MAGIC = 0x32535252 }; /* "RRS2" */
+struct state_head { u32 magic, cwd_n, env_n, text_n; }; /* text: what was there before */
 
 struct state born;
 static struct state *states[STATE_USERS];
@@ -55,7 +55,7 @@ static bool has_name(const char *entry, const char *name) { return !strncmp(entr
 /* Set by the shell or by us for one command; carrying them would be noise. With SSH_CLIENT, Debian's bash reads ~/.bashrc
  * for every `bash -c` and not BASH_ENV. */
 static bool is_carried(const char *entry) {
-    static const char *const names[] = {"_", "_rr", "SHLVL", "SSH_CLIENT", "SSH2_CLIENT"};
+    static const char *const names[] = {"_", "_rr", "_rs", "SHLVL", "SSH_CLIENT", "SSH2_CLIENT"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (has_name(entry, names[i])) return false;
     return name_length(entry) && strchr(entry, '=') && strcmp(entry, "BASH_ENV=" RC_PATH) && strcmp(entry, "POSIXLY_CORRECT=rr");
@@ -78,11 +78,12 @@ static char *own_directory(void) {
 
 /* --- the file --- */
 
-static bool state_write(int fd, const char *cwd, const struct buf *env, u64 text_n, u64 text_hash) {
+static bool state_write(int fd, const char *cwd, const struct buf *env, struct bytes text) {
     struct buf out = {0};
-    struct state_head head = {STATE_MAGIC, (u32)strlen(cwd), (u32)env->n, 0, text_n, text_hash};
+    struct state_head head = {STATE_MAGIC, (u32)strlen(cwd), (u32)env->n, (u32)text.n};
     buf_add(&out, cwd, head.cwd_n);
     buf_add(&out, env->p, env->n);
+    buf_add(&out, text.p, text.n);
     /* The body first, the head last: a reader sees all of it or nothing. */
     bool ok = ftruncate(fd, 0) == 0 && pwrite(fd, out.p, out.n, sizeof head) == (ssize_t)out.n &&
               pwrite(fd, &head, sizeof head, 0) == (ssize_t)sizeof head;
@@ -95,15 +96,14 @@ bool state_read(int fd, struct left *left) {
     *left = (struct left){0};
     if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != STATE_MAGIC) return false;
     left->too_large = head.env_n > STATE_MOST;
-    if (head.cwd_n == 0 || head.cwd_n >= PATH_MAX || left->too_large) return false;
-    size_t size = (size_t)head.cwd_n + head.env_n;
-    u8 *body = xmalloc(size);
-    bool ok = pread(fd, body, size, sizeof head) == (ssize_t)size && body[0] == '/' &&
+    if (head.cwd_n == 0 || head.cwd_n >= PATH_MAX || head.text_n > TEXT_MOST || left->too_large) return false;
+    size_t size = (size_t)head.cwd_n + head.env_n, whole = size + head.text_n;
+    u8 *body = xmalloc(whole);
+    bool ok = pread(fd, body, whole, sizeof head) == (ssize_t)whole && body[0] == '/' &&
               !memchr(body, 0, head.cwd_n) && (head.env_n == 0 || body[size - 1] == 0);
     if (ok) {
         left->cwd = xstrndup(body, head.cwd_n);
-        left->text_n = head.text_n;
-        left->text_hash = head.text_hash;
+        buf_add(&left->text, body + size, head.text_n);
         for (size_t i = head.cwd_n; i < size; i += strlen((char *)body + i) + 1)
             if (is_carried((char *)body + i)) add_entry(&left->env, (char *)body + i);
     }
@@ -114,6 +114,7 @@ bool state_read(int fd, struct left *left) {
 void left_free(struct left *left) {
     free(left->cwd);
     buf_free(&left->env);
+    buf_free(&left->text);
 }
 
 u64 text_hash(int fd, u64 text_n) {
@@ -136,8 +137,10 @@ int state_dump_main(void) {
     char *cwd = own_directory();
     if (!cwd) cwd = xstrdup(logical && *logical == '/' ? logical : "/"); /* deleted: the next command looks for a parent */
     own_environment(&env);
-    u64 text_n = fstat(FD_STATE, &st) == 0 ? (u64)st.st_size : 0;
-    return state_write(FD_STATE, cwd, &env, text_n, text_hash(FD_STATE, text_n)) ? 0 : 1;
+    static u8 text[TEXT_MOST];
+    bool fits = fstat(FD_STATE, &st) == 0 && st.st_size <= TEXT_MOST;
+    ssize_t text_n = fits ? pread(FD_STATE, text, sizeof text, 0) : 0;
+    return state_write(FD_STATE, cwd, &env, (struct bytes){text, text_n > 0 ? (size_t)text_n : 0}) ? 0 : 1;
 }
 
 /* --- what a command changed --- */
@@ -222,7 +225,8 @@ void state_identify(struct state *s, const struct user *who) {
 
 static struct state *state_new(const char *user) {
     struct state *s = xmalloc(sizeof *s);
-    *s = (struct state){.user = user ? xstrdup(user) : NULL, .is_fresh = true, .cwd = xstrdup(born.cwd)};
+    *s = (struct state){
+        .user = user ? xstrdup(user) : NULL, .is_fresh = true, .cwd = xstrdup(born.cwd), .mark.text_fd = -1};
     buf_add(&s->env, born.env.p, born.env.n);
     states[state_count++] = s;
     return s;
@@ -267,4 +271,4 @@ bool state_load(struct state *s, int fd) {
     return true;
 }
 
-bool state_save(const struct state *s, int fd) { return state_write(fd, s->cwd, &s->env, 0, 0); }
+bool state_save(const struct state *s, int fd) { return state_write(fd, s->cwd, &s->env, (struct bytes){NULL, 0}); }

@@ -5,7 +5,8 @@
  * file that the keeper reads afterwards. So no shell text is parsed, and `exit`, `set -e` or an open quote lose nothing.
  *
  * The helper costs the shell a fork, so it runs only where something changed: the trap first prints `export -p` into the
- * same file and asks the keeper, who compares it, byte for byte as a hash, with what the command before printed. */
+ * same file and compares it with what the command before printed. bash reads both; other shells cannot read to the end of
+ * a file, and ask the keeper, which takes two more wake-ups (0.2 ms). The keeper compares as well, as a hash. */
 #ifndef RR_STATE_H
 #define RR_STATE_H
 
@@ -21,7 +22,7 @@ enum {
     FD_RUNNER = 213, /* this program */
     FD_ASK = 214,    /* pipes to and from the keeper */
     FD_ANSWER = 215,
-    FD_LIMIT = 216,
+    FD_LAST = 216,   /* what the command before printed, sealed */
 };
 #define RC_PATH "/proc/self/fd/211"
 #define SCRIPT_PATH "/proc/self/fd/212"
@@ -30,25 +31,31 @@ enum {
  * - by /proc and not `>&210`, for dash takes one digit there; `>|` for `set -C`; on a group, where a descriptor that was
  *   closed is no fatal error; `|| :` for `set -e`, which covers all of it; into /dev/null for `set -x` and DEBUG traps;
  * - in POSIX mode and with a backslash, so that no function and no alias of the agent's own stands in for `export` and
- *   `times`; `times` because it always prints something, which is the question;
+ *   `times`; `times` because it always prints something, which is the question, or bash's mark that nothing changed;
  * - SIGXFSZ is ignored, for a shell under `ulimit -f` would die of the first byte;
  * - the helper is not `exec`ed: bash runs the trap also when it dies of a signal, and only a shell that is still there
  *   afterwards dies of it (143, not 0). */
-#define STATE_TRAP(dump)                                                                                               \
+#define STATE_TRAP(dump, is_same)                                                                                      \
     "trap '{ POSIXLY_CORRECT=${POSIXLY_CORRECT-rr}; \\trap \"\" XFSZ; { " dump "; } >|/proc/self/fd/210; "               \
-    "\\[ . -ef /proc/self/fd/209 ] && { \\times; } >|/proc/self/fd/214 && \\read -r _rr </proc/self/fd/215; "          \
-    "case ${_rr-} in s) ;; *) /proc/self/fd/213 state ;; esac; } >/dev/null 2>&1 || :' EXIT"
-#define BASH_TRAP STATE_TRAP("\\export -p; \\export -pf")
-#define SH_TRAP STATE_TRAP("\\export -p")
+    "\\[ . -ef /proc/self/fd/209 ] && { " is_same "; } || /proc/self/fd/213 state; } >/dev/null 2>&1 || :' EXIT"
+#define BASH_TRAP                                                                                                      \
+    STATE_TRAP("\\export -p; \\export -pf",                                                                            \
+               "IFS= \\read -rd \"\" _rr </proc/self/fd/210; IFS= \\read -rd \"\" _rs </proc/self/fd/216; "              \
+               "\\[ \"${_rr:+x}${_rr-}\" = \"x${_rs-}\" ] && { \\times; } >>/proc/self/fd/210")
+#define SH_TRAP                                                                                                        \
+    STATE_TRAP("\\export -p",                                                                                          \
+               "{ \\times; } >|/proc/self/fd/214 && \\read -r _rr </proc/self/fd/215 && \\[ \"${_rr-}\" = s ]")
 
 enum {
+    TEXT_MOST = 64 << 10,    /* of what is printed; more is not compared */
     STATE_MOST = 1536 << 10, /* all of it; Linux takes 2 MiB of arguments and variables where the stack may have 8 MiB */
     STATE_USERS = 16,
 };
 
 /* --- in the runner: one state for each user, since what an agent exported must not reach root's commands --- */
 
-struct mark { u64 key, text_n, text_hash; }; /* what `export -p` printed last, and for which request; text_n 0: unknown */
+/* What `export -p` printed last, and for which request; text_n 0: unknown. The text itself is sealed, -1 without one. */
+struct mark { u64 key, text_n, text_hash; int text_fd; };
 
 struct state {
     char *user; /* as requests name them; NULL: the runner's own */
@@ -71,14 +78,14 @@ bool state_save(const struct state *s, int fd);
 
 /* --- in the keeper --- */
 
-struct left { char *cwd; struct buf env; u64 text_n, text_hash; bool too_large; };
+struct left { char *cwd; struct buf env, text; bool too_large; };
 /* False: nothing whole is there, or too much. An agent can write into the file whatever it likes. */
 bool state_read(int fd, struct left *left);
 void left_free(struct left *left);
 /* What is to be done to the carried state: [length, directory or nothing] then NAME=value to set, NAME to unset. */
 void state_delta(const struct left *left, const char *start_cwd, char *const *start_env, const char *start_bash_env,
                  struct buf *delta); /* start_bash_env: the agent's own, in whose place the shell got ours; or NULL */
-u64 text_hash(int fd, u64 text_n);
+u64 text_hash(int fd, u64 text_n); /* of the first text_n bytes; 0 where there are fewer */
 
 /* --- in the shell's child --- */
 

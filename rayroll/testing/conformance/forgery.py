@@ -138,7 +138,7 @@ async def a_forged_state_is_the_agents_own_future_only(lab: Lab) -> None:
     """Written by hand into the descriptor that carries it: garbage is dropped, and a clean command stays clean."""
     script = (
         "for f in /proc/self/fd/*; do "
-        "case $(readlink $f) in *state*) (printf 'RRS1\\377\\377\\377\\377junk' > $f);; esac; "
+        "case $(readlink $f) in *state*) (printf 'RRS2\\377\\377\\377\\377junk' > $f);; esac; "
         "done 2>/dev/null; kill -9 $$"
     )
     for _ in range(2):

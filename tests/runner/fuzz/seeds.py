@@ -57,7 +57,7 @@ def states() -> Iterator[tuple[str, bytes]]:
         "twice": b"Z=1\0A=2\0A=3\0",
         "odd": b"junk\0=x\0\0A=\0",
     }.items():
-        yield name, struct.pack("<IIIIQQ", 0x31535252, 4, len(env), 0, 9, 9) + b"/tmp" + env
+        yield name, struct.pack("<IIII", 0x32535252, 4, len(env), 9) + b"/tmp" + env + b"export A\n"
 
 
 def puts() -> Iterator[tuple[str, bytes]]:
