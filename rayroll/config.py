@@ -39,7 +39,7 @@ class Config(BaseModel):
     def _sentence(cls, error: Mapping[str, Any]) -> str:
         name = ".".join(str(part) for part in error["loc"])
         if error["type"] != "extra_forbidden":
-            return f"{name}: {error['msg']}"
+            return f"{name}: {error['msg'].removeprefix('Value error, ')}"  # pydantic's words before ours
         near = difflib.get_close_matches(name, cls.model_fields, n=2, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(cls.model_fields)}"
         return f"unknown field {name!r}; {hint}"

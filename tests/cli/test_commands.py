@@ -33,7 +33,7 @@ def test_doctor_names_every_substrate_and_pack(tmp_path: Path) -> None:
     ("words", "answer"),
     [
         (("sweep", "--substrates", "dokcer"), "did you mean 'docker'"),
-        (("sweep", "--substrates", "local", "--actions", "0"), "1 or more"),
+        (("sweep", "--substrates", "local", "--actions", "0"), "actions: needs whole numbers of 1 or more"),
         (("sweep", "--substrates", "local", "--actions", "ten"), "whole numbers"),
         (("sweep", "--substrates", "local", "--rollouts", "-1"), "greater than or equal to 1"),
         (("sweep", "--substrates", "local", "--wandb", "maybe"), "offline, online or disabled"),
