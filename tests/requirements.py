@@ -12,13 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from rayroll.substrates import Probe, load
 
 TESTBED_ENV = Path("/run/rayroll-testbed/env.sh")
-
 
 NOT_APPLICABLE = "conformance/_run.py"
 """Where checks are skipped that make no sense on a substrate, whatever this machine has."""
@@ -32,8 +32,12 @@ def check(kind: str) -> None:
 
 def require(what: str, missing: str | None) -> None:
     """Skip the running test where something is missing; fail where ``RAYROLL_REQUIRE`` names it."""
-    if missing is None:
-        return
+    if missing is not None:
+        miss(what, missing)
+
+
+def miss(what: str, missing: str) -> NoReturn:
+    """Skip the running test for what is missing; fail where ``RAYROLL_REQUIRE`` names it."""
     if is_required(what):
         pytest.fail(f"{what}: {missing}", pytrace=False)
     pytest.skip(f"{what}: {missing}")

@@ -105,9 +105,11 @@ def build(machine: str, target: Path, sources: Sequence[Path] | None = None) -> 
     """
     files = sorted(SOURCES.glob("*.c")) if sources is None else sources
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-        made = Path(folder) / target.name
-        command = [*compiler(machine), *_FLAGS, f'-DRR_BUILD="{source_digest()}"', "-o", str(made), *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        made = Path(folder).absolute() / target.name
+        words = (str(path.absolute()) for path in files)
+        command = [*compiler(machine), *_FLAGS, f'-DRR_BUILD="{source_digest()}"', "-o", str(made), *words]
+        # Not in the caller's directory: Ray unpacks a job's working folder anew while the job stands in it.
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError("the runner does not build", output=done.stderr[-4000:], command=" ".join(command))
         made.chmod(0o755)

@@ -67,7 +67,12 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
         f"--dashboard-agent-listen-port={free_port()}",
     )
-    second = (f"--address=127.0.0.1:{port}", "--num-cpus=1", f"--dashboard-agent-listen-port={free_port()}")
+    # A folder of its own, as on a machine of its own: in a common one each node unpacks the job's working folder anew,
+    # under the feet of the other.
+    second = (
+        *(f"--address=127.0.0.1:{port}", "--num-cpus=1", f"--temp-dir={folder}/2"),
+        f"--dashboard-agent-listen-port={free_port()}",
+    )
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(ray_node(env, tmp_path / "head.log", *head))

@@ -49,6 +49,15 @@ def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
     assert str(ROOT).encode() not in (first / "runner").read_bytes()
 
 
+def test_it_builds_where_the_callers_directory_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    build.build("x86_64", tmp_path / "runner")
+    assert (tmp_path / "runner").stat().st_mode & stat.S_IXUSR
+
+
 def test_the_digest_is_of_sources_and_flags() -> None:
     assert len(build.source_digest()) == 16
     assert build.source_digest() in str(build.runner_path())

@@ -266,6 +266,15 @@ async def test_what_is_too_large_to_carry_is_told_and_the_session_goes_on() -> N
         assert (r.output, r.notice) == ("kept 11000\n", "")
 
 
+@pytest.mark.parametrize("size_kib", [1, 20, 60, 100])
+async def test_unchanged_variables_of_any_size_are_carried(shell: str, size_kib: int) -> None:
+    async with sandbox(shell=shell) as box:
+        assert (await box.sh(f"export BIG=$(head -c {size_kib << 10} /dev/zero | tr '\\0' x)")).state_saved
+        for _ in range(3):
+            r = await box.sh('echo "${#BIG}"')
+            assert (r.output, r.state_saved) == (f"{size_kib << 10}\n", True)
+
+
 FORGED = {
     "short": b"RR",
     "wrong magic": struct.pack("<IIII", 0, 1, 0, 0) + b"/",

@@ -100,9 +100,11 @@ static void look_at_state(struct keeper *k, struct buf *changes) {
     }
     if (state_read(l->state_fd, &left)) {
         k->note.state = STATE_CHANGED;
-        k->note.text_n = left.text.n;
-        k->note.text_hash = hash_bytes(0, left.text.p, left.text.n);
         if (left.text.n) k->text_fd = memory_file("text", left.text.p, left.text.n, SEALED);
+        if (k->text_fd >= 0) {
+            k->note.text_n = left.text.n;
+            k->note.text_hash = text_hash(k->text_fd, left.text.n);
+        }
         /* After a fall back the directory counts as changed: the agent is told once, not each time. */
         state_delta(&left, l->fell_back ? "" : l->start_cwd, l->envp, l->bash_env, changes);
     } else if (left.too_large) {

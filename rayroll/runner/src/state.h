@@ -6,7 +6,7 @@
  *
  * The helper costs the shell a fork, so it runs only where something changed: the trap first prints `export -p` into the
  * same file and compares it with what the command before printed. bash reads both; other shells cannot read to the end of
- * a file, and ask the keeper, which takes two more wake-ups (0.2 ms). The keeper compares as well, as a hash. */
+ * a file, and ask the keeper, which takes two more wake-ups. The keeper compares as well, as a hash. */
 #ifndef RR_STATE_H
 #define RR_STATE_H
 

@@ -14,7 +14,7 @@
 bool is_init, stopping, one_shot, had_shell;
 u8 instance[16];
 
-static char home[64];
+static char home[64] = "/tmp/rr-fuzz-XXXXXX";
 
 static void clean(void) {
     struct fault f = {0};
@@ -35,7 +35,6 @@ static void leave(void) {
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc;
     (void)argv;
-    strcpy(home, "/tmp/rr-fuzz-XXXXXX");
     if (!mkdtemp(home) || chdir(home)) abort();
     atexit(leave);
     return 0;

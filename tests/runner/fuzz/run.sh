@@ -6,7 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 src=$here/../../../rayroll/runner/src
 seconds=${1:-20}
 build=${2:-$(mktemp -d)}
-flags="-g -O1 -std=c11 -D_GNU_SOURCE -DRR_FUZZ -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined"
+flags="-g -O1 -std=c11 -D_GNU_SOURCE -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined"
 core="$src/bytes.c $src/system.c"
 
 mkdir -p "$build"
