@@ -84,20 +84,21 @@ def python_for_anybody() -> tuple[str, dict[str, str]]:
         "PATH": os.environ["PATH"],
     }
     env["PYTHONPATH"] += os.pathsep + str(Path(conformance.__file__).parents[3])
-    for python in (sys.executable, shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")):
-        if python is None:
-            continue
+
+    def executes(python: str) -> bool:
+        words = [python, "-c", "import rayroll.substrates.local"]
         try:
-            done = subprocess.run(
-                [python, "-c", "import rayroll.substrates.local"], user=OTHER_UID, group=OTHER_UID, extra_groups=[],
-                env=env, cwd="/", capture_output=True, check=False,
-            )  # fmt: skip
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return python, env
-    version = f"Python 3.{sys.version_info.minor}"
-    miss("local", f"no {version} here that another user can execute; fix: install it in /usr/bin")
+            subprocess.run(words, user=OTHER_UID, group=OTHER_UID, extra_groups=[], env=env, cwd="/", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        return True
+
+    version = f"3.{sys.version_info.minor}"
+    pythons = (sys.executable, shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin"))
+    python = next((python for python in pythons if python is not None and executes(python)), None)
+    if python is None:
+        miss("local", f"no Python {version} here that another user can execute; fix: install it in /usr/bin")
+    return python, env
 
 
 @pytest.mark.local
