@@ -250,6 +250,10 @@ class Turn:
     group_id: str | None = None
     sample_index: int = 0
     seed: int | None = None
+    policy_version: int | None = None
+    """What ``Run.resume`` said last."""
+    attempt: int = 1
+    """Which try at this rollout: it begins again from its first turn where the machine failed, and a spare may run beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,8 @@ class Step:
     timing: CommandTiming
     phases_s: Mapping[str, float]
     """This action's own seconds: dispatch, transport, spawn, run, drain, host, return, policy."""
+    policy_version: int | None = None
+    """Of the policy that chose it: as its act says, else as the run was told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 import ray.util
 
 from rayroll.errors import ClosedError, InfraFailure, RayrollError
-from rayroll.executor._process import settle
+from rayroll.executor._process import free_memory_mib, memory_pressure, settle
 from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
     Close,
@@ -126,6 +126,8 @@ class NodeHost:
             rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             loop_lag_p50_ms=lags[len(lags) // 2] * 1e3,
             loop_lag_p99_ms=lags[min(len(lags) - 1, len(lags) * 99 // 100)] * 1e3,
+            free_memory_mib=free_memory_mib(),
+            pressure=memory_pressure(),
         )
 
     async def close(self) -> None:

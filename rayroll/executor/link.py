@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ray
@@ -71,9 +72,15 @@ class _Taught(NamedTuple):
 class HostLink:
     """Sends messages to one host in batches and hands its completions to whoever waits for them."""
 
-    def __init__(self, setup: HostSetup, **options: Any) -> None:
-        """Nothing is started yet. ``options`` are Ray's for the actor (labels, resources)."""
-        self._setup = setup
+    def __init__(self, setup: HostSetup, on_lost: Callable[[], None] = lambda: None, **options: Any) -> None:
+        """Nothing is started yet.
+
+        Args:
+            setup: What the host needs to know.
+            on_lost: Called once, when the host is lost, before anybody who waits for it hears of that.
+            options: Ray's for the actor (labels, resources).
+        """
+        self._setup, self._on_lost = setup, on_lost
         self._options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000, **options}
         self._host: Any = None
         self._ids = itertools.count(1)
@@ -83,6 +90,7 @@ class HostLink:
         self._sender: asyncio.Task[None] | None = None
         self._pollers: list[asyncio.Task[None]] = []
         self._lost: Exception | None = None
+        self._is_lost = asyncio.Event()
         self._line: Line | None = None
         self.info: HostInfo
         self.same_clock = False
@@ -92,6 +100,10 @@ class HostLink:
     def is_lost(self) -> bool:
         """The host is gone, or no longer to be relied on: every call raises."""
         return self._lost is not None
+
+    async def wait_until_lost(self) -> None:
+        """Return when the host is gone."""
+        await self._is_lost.wait()
 
     async def start(self, *, deadline_s: float = 300.0) -> HostInfo:
         """Create the actor and open its substrate.
@@ -154,7 +166,7 @@ class HostLink:
             raise
         return taught.key
 
-    async def call(self, message: Message, *, deadline_s: float) -> Completion:
+    async def call(self, message: Message, *, deadline_s: float | None = None) -> Completion:
         """Send one message and wait for its completion, whose ``error`` is not raised.
 
         Raises:
@@ -242,6 +254,8 @@ class HostLink:
     def _fail(self, error: Exception) -> None:
         if self._lost is None:
             self._lost = error
+            self._is_lost.set()
+            self._on_lost()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)

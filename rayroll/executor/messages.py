@@ -44,6 +44,10 @@ class HostStats:
     loop_lag_p50_ms: float
     loop_lag_p99_ms: float
     """How late the host's event loop wakes up, over the last minute."""
+    free_memory_mib: int | None = None
+    """Of the node."""
+    pressure: float | None = None
+    """Share of the last ten seconds in which some process stalled for memory; None: the kernel does not say."""
 
 
 @dataclass(frozen=True, slots=True)
