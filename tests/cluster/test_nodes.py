@@ -162,7 +162,8 @@ def test_cheap_nodes_take_actors_by_label_and_by_id_and_ray_sees_one_removed() -
         assert ask(by_label) == second
         assert ask(by_id) == first
         cluster.remove_node(cluster.workers[1], allow_graceful=False)
+        # Only the raylet is killed here: its workers answer on for a moment.
+        wait_until_dead(second)
         with pytest.raises(ray.exceptions.RayActorError):
             ask(by_label)
-        wait_until_dead(second)
         assert ask(by_id) == first
