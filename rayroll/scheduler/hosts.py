@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from rayroll.config import Config
 from rayroll.scheduler.events import HostReport, HostUp, Needs
 from rayroll.scheduler.starts import StartConfig, StartLimit
 
-__all__ = ["Host", "HostConfig", "Hosts"]
+__all__ = ["Hold", "Host", "HostConfig", "Hosts"]
 
 
 class HostConfig(Config):
@@ -28,6 +28,21 @@ class HostConfig(Config):
     """Images that are brought to one host at the same time."""
 
 
+@dataclass(slots=True, eq=False)
+class Hold:
+    """What one attempt holds of its host."""
+
+    host: Host
+    reserved: Needs
+    """Whose memory and disk are promised to it: of the warm sandbox, where it got one."""
+    is_warm: bool = False
+    has_permit: bool = False
+    """It counts as a start."""
+    fetches: str | None = None
+    """The image that it brings."""
+    is_starting: bool = True
+
+
 class Host:
     """One host: what it has, what it does, and what it may begin."""
 
@@ -35,26 +50,28 @@ class Host:
         self._config = config
         self.name = up.host
         self.starts = StartLimit(starts)
-        self.is_up = False
         self.running = 0
         """Attempts that hold a slot, those that start included."""
         self.starting = 0
         """Sandboxes on their way up, warm ones included, but for those that wait for their image."""
-        self.warming: Counter[str] = Counter()
-        self.warm: Counter[str] = Counter()
-        """Sandboxes up and idle, by shape."""
-        self.fetching: set[str] = set()
-        self.images: set[str] = set()
+        self.warming: dict[str, list[Needs]] = {}
+        self.warm: dict[str, list[Needs]] = {}
+        """Sandboxes up and idle: by shape, what is promised to each."""
+        self.idle = 0
+        """Both together."""
+        self.fetching: dict[str, Hold | None] = {}
+        """Images on their way, and the attempt that brings each; None: it is brought ahead of need."""
         self.declared_memory_mib = self.declared_disk_mib = 0
-        self._report = HostReport(up.host)
         self.bring_up(up)
 
     def bring_up(self, up: HostUp) -> None:
         """It is there, for the first time or again."""
         self.is_up = True
-        self.node, self.slots, self.labels = up.node, up.slots, frozenset(up.labels.items())
+        self.slots, self.labels = up.slots, frozenset(up.labels.items())
         self.memory_mib, self.disk_mib = up.memory_mib, up.disk_mib
-        self.images |= up.images
+        self.images = set(up.images)
+        self.starts.forgive()
+        self.heed(HostReport(up.host))
 
     def heed(self, report: HostReport) -> None:
         """How it says it is doing."""
@@ -62,10 +79,17 @@ class Host:
         if report.images is not None:
             self.images = set(report.images)
 
-    @property
-    def idle(self) -> int:
-        """Warm sandboxes, and those that will be."""
-        return self.warm.total() + self.warming.total()
+    def lose(self) -> None:
+        """It is gone, with all that nobody holds; what it runs goes on or ends by itself."""
+        self.is_up = False
+        self.fetching = {image: hold for image, hold in self.fetching.items() if hold is not None}
+        for idle in (self.warm, self.warming):
+            for needs in (needs for same in idle.values() for needs in same):
+                self._reserve(needs, -1)
+        self.starting -= sum(map(len, self.warming.values()))
+        self.warm, self.warming, self.idle = {}, {}, 0
+
+    # --- what it can take ---
 
     @property
     def load(self) -> float:
@@ -82,9 +106,10 @@ class Host:
             and (report.pressure is None or report.pressure <= config.most_pressure)
         )
 
-    def has_slot(self) -> bool:
-        """One more rollout fits."""
-        return self.slots is None or self.running < self.slots
+    def is_open(self, now_s: float) -> bool:
+        """There are needs that it could meet now."""
+        has_slot = self.slots is None or self.running < self.slots
+        return has_slot and (self.may_start(now_s) or bool(self.warm)) and self.is_healthy()
 
     def may_start(self, now_s: float) -> bool:
         """One more sandbox may be on its way up."""
@@ -112,23 +137,75 @@ class Host:
         """Its image may be brought now: one at a time however many want it, and few at the same time."""
         return needs.image not in self.fetching and len(self.fetching) < self._config.most_fetching
 
-    def take_warm(self, needs: Needs) -> bool:
-        """Hand out a warm sandbox, with what was reserved for it; False: there is none."""
-        if not self.warm[needs.shape]:
-            return False
-        self.warm[needs.shape] -= 1
-        return True
+    # --- attempts ---
 
-    def lose(self) -> None:
-        """It is gone, with all that nobody holds; what it runs goes on or ends by itself."""
-        self.is_up = False
-        self.fetching.clear()
-        self.starting -= self.warming.total()
-        self.warm.clear()
-        self.warming.clear()
+    def take(self, needs: Needs) -> Hold:
+        """A slot, and with it a warm sandbox, or a permit to start one, or the leave to bring its image first."""
+        self.running += 1
+        if needs.shape in self.warm:
+            return Hold(self, self._pop_idle(self.warm, needs.shape), is_warm=True)
+        hold = Hold(self, needs)
+        self._reserve(needs)
+        if needs.image is None or needs.image in self.images:
+            hold.has_permit = True
+            self._begin_start()
+        else:
+            hold.fetches = needs.image
+            self.fetching[needs.image] = hold
+        return hold
 
-    def reserve(self, needs: Needs, sign: int = 1) -> None:
-        """Promise what a sandbox declares that it needs, or take it back with ``-1``."""
+    def end_start(self, hold: Hold, *, has_succeeded: bool) -> None:
+        """A start is over, one way or the other."""
+        hold.is_starting = False
+        self.starting -= hold.has_permit
+        image = hold.fetches
+        if image is not None and self.fetching.get(image) is hold:
+            del self.fetching[image]
+        if image is not None and has_succeeded:
+            self.images.add(image)
+
+    def release(self, hold: Hold) -> None:
+        """An attempt is over."""
+        if hold.is_starting:
+            self.end_start(hold, has_succeeded=False)
+        self.running -= 1
+        self._reserve(hold.reserved, -1)
+
+    # --- ahead of need ---
+
+    def warm_up(self, needs: Needs) -> None:
+        """A sandbox is being started that nobody has asked for yet."""
+        self._reserve(needs)
+        self.warming.setdefault(needs.shape, []).append(needs)
+        self.idle += 1
+        self._begin_start()
+
+    def warmed(self, shape: str, *, has_succeeded: bool) -> None:
+        """One of ``warming`` is up, or is not to be."""
+        self.starting -= 1
+        needs = self._pop_idle(self.warming, shape)
+        if has_succeeded:
+            self.warm.setdefault(shape, []).append(needs)
+            self.idle += 1
+        else:
+            self._reserve(needs, -1)
+
+    def cool(self, shape: str) -> None:
+        """One of ``warm`` is no more."""
+        self._reserve(self._pop_idle(self.warm, shape), -1)
+
+    def _pop_idle(self, idle: dict[str, list[Needs]], shape: str) -> Needs:
+        needs = idle[shape].pop()
+        if not idle[shape]:
+            del idle[shape]
+        self.idle -= 1
+        return needs
+
+    def _begin_start(self) -> None:
+        self.starting += 1
+        self.starts.began(self.starting)
+
+    def _reserve(self, needs: Needs, sign: int = 1) -> None:
         self.declared_memory_mib += sign * needs.memory_mib
         self.declared_disk_mib += sign * needs.disk_mib
 
@@ -139,20 +216,15 @@ class Hosts:
     def __init__(self, config: HostConfig, starts: StartConfig) -> None:
         self._config, self._starts = config, starts
         self._by_name: dict[str, Host] = {}
-        self._free: dict[str, Host] = {}
-        """Those with a slot: among thousands of full ones nobody is looked for."""
+        self._open: dict[str, Host] = {}
+        """Those that could take something: among hundreds of full ones nobody is looked for."""
 
-    def __getitem__(self, name: str) -> Host:
-        return self._by_name[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
+    def get(self, name: str) -> Host | None:
+        """A host that was up once."""
+        return self._by_name.get(name)
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._by_name.values())
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
     def up(self, event: HostUp) -> Host:
         """A host is there."""
@@ -160,21 +232,28 @@ class Hosts:
         if host is None:
             host = self._by_name[event.host] = Host(event, self._config, self._starts)
         else:
+            host.lose()
             host.bring_up(event)
-        self.look_at(host)
         return host
 
-    def look_at(self, host: Host) -> None:
-        """Something about a host has changed that may open or close it."""
-        if host.is_healthy() and host.has_slot():
-            self._free[host.name] = host
-        else:
-            self._free.pop(host.name, None)
+    def look_at(self, host: Host, now_s: float) -> None:
+        """Something about a host has changed that may open or close it; one that is gone for good is forgotten."""
+        if host.is_open(now_s):
+            self._open[host.name] = host
+            return
+        self._open.pop(host.name, None)
+        if not host.is_up and not host.running:
+            self._by_name.pop(host.name, None)
+
+    def look_at_all(self, now_s: float) -> None:
+        """Time has passed: some that rested may go on."""
+        for host in list(self):
+            self.look_at(host, now_s)
 
     @property
-    def have_slots(self) -> bool:
-        """Some host may take a rollout."""
-        return bool(self._free)
+    def are_open(self) -> bool:
+        """Some host could take something."""
+        return bool(self._open)
 
     def choose(self, needs: Needs, now_s: float, *, but: Collection[str] = ()) -> Host | None:
         """The best host that can take a rollout now; None: nobody can.
@@ -182,16 +261,26 @@ class Hosts:
         Args:
             needs: What it wants.
             now_s: The scheduler's time.
-            but: Hosts on which it failed, or runs already; taken only where nobody else could ever take it.
+            but: Hosts that do not come into question.
         """
-        best, best_rank = None, (math.inf,)
-        for host in self._free.values():
-            if host.name in but or not host.suits(needs):
-                continue
-            rank = self._rank(host, needs, now_s)
-            if rank is not None and rank < best_rank:
-                best, best_rank = host, rank  # type: ignore[assignment]
+        best, best_rank = None, (math.inf, math.inf)
+        for host in self._open.values():
+            if host.name not in but and host.suits(needs):
+                rank = self._rank(host, needs, now_s)
+                if rank < best_rank:
+                    best, best_rank = host, rank
         return best
+
+    @staticmethod
+    def _rank(host: Host, needs: Needs, now_s: float) -> tuple[float, float]:
+        """Lowest is best; infinity: it cannot, now."""
+        if needs.shape in host.warm:
+            return 0, host.load
+        if not host.may_start(now_s) or not host.has_room(needs):
+            return math.inf, math.inf
+        if host.has_image(needs):
+            return 1, host.load
+        return (2, host.load) if host.may_fetch(needs) else (math.inf, math.inf)
 
     def could_ever(self, needs: Needs, *, but: Collection[str] = ()) -> bool:
         """Some host that is up could take it, if not now."""
@@ -227,13 +316,3 @@ class Hosts:
             and host.may_start(now_s)
         )
         return min(fit, key=lambda host: (host.idle, host.load), default=None)
-
-    @staticmethod
-    def _rank(host: Host, needs: Needs, now_s: float) -> tuple[float, ...] | None:
-        if host.warm[needs.shape]:
-            return (0, host.load)
-        if not host.may_start(now_s) or not host.has_room(needs):
-            return None
-        if host.has_image(needs):
-            return (1, host.load)
-        return (2, host.load) if host.may_fetch(needs) else None

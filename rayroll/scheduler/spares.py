@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 
 from pydantic import Field
@@ -39,7 +39,7 @@ class Typical:
         self._in_order.append(took_s)
         insort(self._sorted, took_s)
         if len(self._in_order) > REMEMBERED:
-            self._sorted.remove(self._in_order.popleft())
+            del self._sorted[bisect_left(self._sorted, self._in_order.popleft())]
 
     def p90_s(self) -> float | None:
         """Nine of ten are done by then; None before there are ten."""
@@ -50,13 +50,13 @@ class Group:
     """The samples of one task, as far as lateness goes."""
 
     def __init__(self) -> None:
-        self.open: set[str] = set()
-        """Rollouts that are not settled."""
+        self.open: dict[str, None] = {}
+        """Rollouts that are not settled, in the order they were asked for."""
         self._took_s: list[float] = []
 
     def settled(self, rollout: str, took_s: float | None) -> None:
-        """One is over, after so long; None: it was never begun."""
-        self.open.discard(rollout)
+        """One is over, after so long; None: how long it took says nothing."""
+        self.open.pop(rollout, None)
         if took_s is not None:
             insort(self._took_s, took_s)
 
