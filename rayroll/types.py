@@ -253,7 +253,9 @@ class Turn:
     policy_version: int | None = None
     """What ``Run.resume`` said last."""
     attempt: int = 1
-    """Which try at this rollout: it begins again from its first turn where the machine failed, and a spare may run beside."""
+    """Which try at this rollout: it begins again where the machine failed, and a spare may run beside."""
+    result: ExecResult | None = None
+    """All about the last command; None at the first turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ class Executor:
         limits = RunLimits(max_in_flight, max_infra_retries, spares)
         run = Run(str(next(self._numbers)), self._control, self._hosts, rules, samples, limits, finished)
         self._runs.add(run)
+        run.on_end(self._runs.discard)
         if (error := self._hosts.error) is not None:
             asyncio.get_running_loop().call_soon(run.fail, error)
         return run

@@ -52,6 +52,9 @@ class PlayConfig(Config):
     that leaves."""
     exec_timeout_s: float | None = Field(default=None, gt=0.0)
     """Limit of a command whose act brings none; None: the session's (``SessionConfig.exec_timeout_s``)."""
+    retry: Literal["any", "start"] = "any"
+    """What is tried again where the machine fails: a rollout in whatever state, or only its start. ``start`` is for
+    policies that cannot begin again, such as a loop that has learned from the first steps already."""
     fingerprint: bool = False
     """Hash what each agent left, to prove that substrates did equal work; some ms a rollout, booked as ``grade``."""
 
@@ -187,7 +190,8 @@ class Attempt:
                 raise
             failure = error.failure()
             self.retry_after_s = error.facts.get("retry_after_s")
-            self.end = "spoilt" if error.fault == "infra" and failure.error not in FINAL else "done"
+            is_in_vain = failure.error in FINAL or (self._config.retry == "start" and self._opened is not None)
+            self.end = "spoilt" if error.fault == "infra" and not is_in_vain else "done"
             if error.fault == "policy":
                 grade = Grade(0.0, failure=failure)
         except asyncio.CancelledError:
@@ -235,6 +239,7 @@ class Attempt:
         while act is not None and not act.submit:
             result = await self._exec(act)
             if len(self._steps) >= config.max_steps or self._left_s() <= 0:
+                self._show_last(result)
                 break
             self._cover("return")
             act = await self._act(result)
@@ -333,7 +338,16 @@ class Attempt:
             seed=sample.seed,
             policy_version=self._version,
             attempt=self._number,
+            result=last,
         )
+
+    def _show_last(self, result: ExecResult) -> None:
+        show = getattr(self._policy, "last", None)
+        if show is not None:
+            try:
+                show(self._turn(result))
+            except Exception as error:
+                raise PolicyFailed from error
 
     async def _answer(self, turn: Turn) -> Act:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -203,6 +203,10 @@ class Run:
         Plain values, for JSON. Rollouts that have finished and were not read are played again.
         """
         return {"run_id": self._run_id, "finished": list(self._read)}
+
+    def on_end(self, forget: Callable[[Run], None]) -> None:
+        """Call this when the run is over."""
+        self._driving.add_done_callback(lambda _: forget(self))
 
     # --- what the scheduler asks for ---
 
