@@ -31,7 +31,7 @@ enum {
 
 enum {
     KEPT = 1,       /* the table has a copy of it */
-    VOLATILE = 2,   /* its times prove nothing: a tmpfs does not tell of writes by mmap */
+    VOLATILE = 2,   /* its times prove nothing: a tmpfs does not tell of writes by mmap, and some clocks tick in seconds */
     UNSETTLED = 4,  /* nor do this one's yet: it may be changed within the tick of its ctime */
     HAS_XATTR = 8,
     OPAQUE = 16,    /* cannot be written or is the kernel's own: not looked at */
@@ -193,7 +193,7 @@ static bool take_one(struct table *t, u64 i, int dir, const char *leaf, bool in_
     if (fstatat(dir, leaf, &st, AT_SYMLINK_NOFOLLOW)) return fault_at(t->f, errno, path);
     note(&r, &st);
     if (mounts_opaque(&t->mounts, path)) r.flags |= OPAQUE;
-    if (S_ISREG(r.mode) && in_memory) r.flags |= VOLATILE;
+    if ((S_ISREG(r.mode) && in_memory) || r.ctime_ns % 1000000000 == 0) r.flags |= VOLATILE;
     if (r.ctime_ns > t->now_ns) r.flags |= UNSETTLED;
     else if (r.ctime_ns > t->newest_ns && !(r.flags & OPAQUE)) t->newest_ns = r.ctime_ns;
     /* Another name may be where nobody looks, and a copy would not be the same file. */
@@ -413,7 +413,7 @@ static bool check_folder(struct table *t, u64 i, int fd, int depth) {
     struct row *r = &t->rows[i];
     struct stat st;
     if (fstat(fd, &st)) return dirty_row(t, "cannot be looked at:", i);
-    if (!is_same(r, &st) || r->flags & UNSETTLED) {
+    if (!is_same(r, &st) || r->flags & (UNSETTLED | VOLATILE)) {
         r->flags |= TOUCHED;
         return check_names(t, i, fd, depth);
     }

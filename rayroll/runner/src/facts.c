@@ -15,7 +15,8 @@
 
 static const char *const names[FACTS] = {"mounts",          "shared memory (System V)", "semaphores (System V)",
                                          "message queues (System V)", "the runner's oom_score_adj", "the runner's autogroup",
-                                         "the runner's limits", "the runner's priority",    "the runner's CPUs"};
+                                         "the runner's limits", "the runner's priority",    "the runner's CPUs",
+                                         "the number of processes killed for want of memory"};
 static const char *const files[] = {"/proc/self/mountinfo", "/proc/sysvipc/shm",          "/proc/sysvipc/sem",
                                     "/proc/sysvipc/msg",    "/proc/self/oom_score_adj", "/proc/self/autogroup"};
 enum { FILES = sizeof files / sizeof *files, OPTIONAL_FROM = 1 };
@@ -79,6 +80,22 @@ void mounts_free(struct mounts *m) {
     *m = (struct mounts){0};
 }
 
+/* By which a later death would be put down to want of memory. cgroup v2 first; v1 as Docker mounts it. */
+static u64 killed_for_memory(void) {
+    static const char *const paths[] = {"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"};
+    u64 killed = 0;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        struct buf text = {0};
+        if (read_file(paths[i], &text)) {
+            buf_add(&text, "", 1);
+            char *line = strstr((char *)text.p, "\noom_kill ");
+            if (line) killed += strtoull(line + sizeof "\noom_kill " - 1, NULL, 10);
+        }
+        buf_free(&text);
+    }
+    return killed;
+}
+
 static void set(struct facts *f, int i, const void *p, size_t n) {
     struct sha256 sha;
     sha256_start(&sha);
@@ -110,6 +127,8 @@ bool facts_read(struct facts *f, struct mounts *m) {
     u8 cpus[1024] = {0};
     syscall(SYS_sched_getaffinity, 0, sizeof cpus, cpus);
     set(f, FILES + 2, cpus, sizeof cpus);
+    u64 killed = killed_for_memory();
+    set(f, FILES + 3, &killed, sizeof killed);
     return true;
 }
 

@@ -1,10 +1,11 @@
-/* What a command can leave behind that is no file: mounts, System V objects, limits and priorities of the runner. */
+/* What a command can leave behind that is no file: mounts, System V objects, limits and priorities of the runner,
+ * processes killed for want of memory. */
 #ifndef RR_FACTS_H
 #define RR_FACTS_H
 
 #include "bytes.h"
 
-enum { FACTS = 9 };
+enum { FACTS = 10 };
 struct facts { u64 hash[FACTS][4]; };
 
 struct mounts { char **opaque; size_t n; }; /* where nobody can write, or the kernel answers */
