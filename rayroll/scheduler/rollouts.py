@@ -54,7 +54,9 @@ class Rollout:
     made: int = 0
     """Attempts so far."""
     retries: int = 0
-    """Times it was put back into the line."""
+    """Times it was put back into the line because a machine failed."""
+    refusals: int = 0
+    """Starts that a provider put off."""
     has_spare: bool = False
     """Since it last left the line: one that fails is not replaced by another and another."""
     failed_on: set[str] = field(default_factory=set)

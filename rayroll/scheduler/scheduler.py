@@ -63,6 +63,8 @@ LOOK_S = 0.1
 MOST_LINES = 32
 """Lines whose first cannot be placed, after which an event's round ends; only a look, ten a second, goes through all.
 With an image for each task there are hundreds, and most wait for the same slots."""
+MOST_REFUSALS = 20
+"""Starts of a rollout that its provider put off, and that do not count as tries: nothing has failed, and hosts rest."""
 MOST_AHEAD = 64
 """Waiting rollouts whose images and sandboxes are thought of in advance."""
 
@@ -120,6 +122,7 @@ class Scheduler:
         self._demand = Demand()
         self._homeless_since_s: dict[tuple[str, Needs], float] = {}
         self._asked = 0
+        self._uses_images = False
         self._now_s = 0.0
         self._look_due_s = -math.inf
         self._out: list[Command] = []
@@ -274,6 +277,7 @@ class Scheduler:
         assert event.rollout not in self._rollouts, f"rollout {event.rollout} was asked for before"
         rollout = Rollout(event.rollout, run, event.needs, event.group, place=self._asked)
         self._asked += 1
+        self._uses_images = self._uses_images or event.needs.image is not None
         self._rollouts[rollout.id] = rollout
         run.waiting.add(rollout.place, rollout.id, rollout.needs)
         if run.spares == "group" and event.group is not None:
@@ -378,7 +382,7 @@ class Scheduler:
             return
         host = attempt.hold.host
         failed_to_start = attempt.hold.is_starting and event.end == "spoilt" and attempt.stopped is None
-        self._end(attempt, event.end)
+        self._end(attempt, event.end, is_refused=failed_to_start and event.retry_after_s is not None)
         if failed_to_start or event.retry_after_s is not None:
             host.starts.failed(self._now_s, event.retry_after_s, host.starting)
             self._hosts.look_at(host, self._now_s)
@@ -387,7 +391,7 @@ class Scheduler:
         del self._starting[attempt.id]
         attempt.hold.host.end_start(attempt.hold, has_succeeded=has_succeeded)
 
-    def _end(self, attempt: Attempt, end: End) -> None:
+    def _end(self, attempt: Attempt, end: End, *, is_refused: bool = False) -> None:
         """It holds nothing any more; what becomes of its rollout?"""
         host, rollout = attempt.hold.host, attempt.rollout
         if attempt.hold.is_starting:
@@ -404,19 +408,24 @@ class Scheduler:
             return
         # One that had to be stopped because it answered nobody has failed as well, however it says it ended.
         if attempt.stopped == "stuck" or (attempt.stopped is None and end == "spoilt"):
-            rollout.failed_on.add(host.name)
             rollout.last_spoilt = attempt.id
+            if is_refused:
+                rollout.refusals += 1
+            else:
+                rollout.failed_on.add(host.name)
         if not rollout.attempts:
-            self._again(rollout, attempt, end)
+            is_free = is_refused and rollout.refusals <= MOST_REFUSALS
+            self._again(rollout, attempt, end, is_free=is_free)
 
-    def _again(self, rollout: Rollout, last: Attempt, end: End) -> None:
+    def _again(self, rollout: Rollout, last: Attempt, end: End, *, is_free: bool) -> None:
         """No attempt is left, and none was done: once more, if the run allows it."""
         gave_up = rollout.is_unwanted or (last.stopped is None and end == "stopped")
-        if gave_up or rollout.retries >= rollout.run.max_infra_retries:
+        if gave_up or (rollout.retries >= rollout.run.max_infra_retries and not is_free):
             self._settle(rollout, last.id if gave_up else rollout.last_spoilt or last.id)
             return
-        self._retries += 1
-        rollout.retries += 1
+        if not is_free:
+            self._retries += 1
+            rollout.retries += 1
         rollout.has_spare = False
         rollout.run.again += 1
         rollout.run.waiting.add(rollout.place, rollout.id, rollout.needs)
@@ -466,7 +475,8 @@ class Scheduler:
         self._spare_late_starts()
         self._spare_late_members()
         self._give_up_homeless()
-        self._ahead.look(self._upcoming(), self._now_s)
+        if self._uses_images or self.config.warm.most_per_host:
+            self._ahead.look(self._upcoming(), self._now_s)
 
     def _upcoming(self) -> list[Needs]:
         """Who is next, of the runs that could go on if there were room."""

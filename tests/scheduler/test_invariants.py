@@ -100,6 +100,8 @@ class Play:
     run: str
     needs: Needs
     starts: int = 0
+    refusals: int = 0
+    """Starts that the provider put off."""
     settled: int = 0
     tries: dict[AttemptId, Try] = field(default_factory=dict)
 
@@ -194,7 +196,7 @@ class Executor(RuleBasedStateMachine):
         assert box.is_up, "nothing starts on a host that is down"
         assert play.needs.labels <= set(box.up.labels.items()), "nor on one that does not suit"
         assert (box.report.pressure or 0.0) <= 0.4, "nor on one that is out of breath"
-        assert play.starts <= (1 + run.max_infra_retries) * (1 if run.spares == "never" else 2)
+        assert play.starts <= (1 + run.max_infra_retries + play.refusals) * (1 if run.spares == "never" else 2)
         if is_warm:
             assert box.warm[play.needs.shape]
             box.warm[play.needs.shape] -= 1
@@ -351,6 +353,7 @@ class Executor(RuleBasedStateMachine):
     def attempt_ends(self, data: st.DataObject, end: Any, retry_after_s: float | None) -> None:
         id = self.draw_attempt(data)
         if id in self.tries:
+            self.plays[id.rollout].refusals += self.tries[id].is_starting and retry_after_s is not None
             self.end(self.tries[id])
         self.tell(Ended(id, end, retry_after_s))
 
