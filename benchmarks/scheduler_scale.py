@@ -9,9 +9,9 @@ in situations of which each is known to hurt somebody:
 * pool: sandboxes started ahead of need against none;
 * spares: a second attempt at late starts, or at late members of a group, against none.
 
-Every cell plays the same rollouts with three seeds; shown is the median. ``most_s`` is when 95 % of all are settled: the
-makespan is that of the one longest rollout, if it happened to be among the last. Prints a table on standard error, and one JSON
-line, last, on standard output.
+Every cell plays the same rollouts with three seeds; shown is the median. ``most_s`` is when 95 % of all are settled:
+the makespan is that of the one longest rollout, if it happened to be among the last. Prints a table on standard error,
+and one JSON line, last, on standard output.
 
     scheduler_scale.py                      # all, about five minutes
     scheduler_scale.py --only scale         # the 10,000 slots alone
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from _facts import facts, load_average
-from _simulation import CONTAINERS, Cluster, Outcome, Provider, Trouble, Work
+from _simulation import CONTAINERS, CROWDED, Cluster, Outcome, Provider, Trouble, Work
 from _stats import quantile
 from rich.console import Console
 from rich.table import Table
@@ -79,6 +79,7 @@ def situations(slots: int) -> list[Situation]:
     busy = [Trouble(node, 20.0, 60.0, slowdown=3.0) for node in range(nodes // 2)]
     return [
         Situation("containers, 2 cores", DOCKER, short, {}),
+        Situation("containers, crowds cost half", DOCKER, short, {"curve": CROWDED}),
         Situation("containers, 32 cores", DOCKER, short, {"curve": replace(CONTAINERS, scale=16.0)}),
         Situation("half the nodes busy for a minute", DOCKER, short, {"troubles": busy}),
         Situation("heavy tails", PROFILES["heavy-tail"], usual, {}),
@@ -145,7 +146,7 @@ def cells(slots: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
             policy = "adaptive" if first is None else f"fixed {first}"
             yield {"compares": "starts", "situation": situation.name, "policy": policy, **told(outcomes)}
     nodes = max(2, slots // SLOTS_PER_NODE)
-    usual = Work(rollouts=4 * slots, turns=5, policy=THINKS)
+    usual = Work(rollouts=4 * slots, turns=5, policy=THINKS, ahead=128)
     shapes = {"needs": lambda group: Needs(shape=f"task{group % 40}")}
     for situation in (
         Situation("containers, 2 cores", DOCKER, usual, shapes),
@@ -156,6 +157,7 @@ def cells(slots: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
             outcomes = [play(situation, slots, {"warm": {"most_per_host": most}}, seed) for seed in seeds]
             policy = f"pool of {most}" if most else "no pool"
             yield {"compares": "pool", "situation": situation.name, "policy": policy, **told(outcomes)}
+    usual = replace(usual, ahead=16)
     sick = [Trouble(node, 30.0, 1e9, slowdown=20.0) for node in range(max(1, nodes // 16))]
     for situation in (
         Situation("heavy tails", PROFILES["heavy-tail"], usual, {}),

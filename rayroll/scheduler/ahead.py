@@ -54,7 +54,7 @@ class Ahead:
             host.images.add(event.image)
 
     def _warm(self, upcoming: Sequence[Needs], now_s: float) -> None:
-        wanted = Counter(needs.shape for needs in upcoming[: self._demand.ahead(now_s)])
+        wanted = Counter(needs.shape for needs in upcoming[: self._demand.ahead(now_s, len(self._hosts))])
         needs_of = {needs.shape: needs for needs in reversed(upcoming)}
         for host in self._hosts:
             for shape, warm in list(host.warm.items()):

@@ -226,6 +226,9 @@ class Hosts:
     def __iter__(self) -> Iterator[Host]:
         return iter(self._by_name.values())
 
+    def __len__(self) -> int:
+        return len(self._by_name)
+
     def up(self, event: HostUp) -> Host:
         """A host is there."""
         host = self._by_name.get(event.host)
@@ -270,6 +273,11 @@ class Hosts:
                 if rank < best_rank:
                     best, best_rank = host, rank
         return best
+
+    def choose_warm(self, needs: Needs, *, but: Collection[str] = ()) -> Host | None:
+        """The emptiest host that has a warm sandbox for it, and a slot."""
+        fit = (host for host in self._open.values() if needs.shape in host.warm and host.suits(needs))
+        return min((host for host in fit if host.name not in but), key=lambda host: host.load, default=None)
 
     @staticmethod
     def _rank(host: Host, needs: Needs, now_s: float) -> tuple[float, float]:

@@ -66,7 +66,7 @@ With an image for each task there are hundreds, and most wait for the same slots
 MOST_REFUSALS = 20
 """Starts of a rollout that its provider put off, and that do not count as tries: nothing has failed, and hosts rest."""
 MOST_AHEAD = 64
-"""Waiting rollouts whose images and sandboxes are thought of in advance."""
+"""Waiting rollouts whose images and sandboxes are thought of in advance; more where there are many hosts."""
 
 
 class SchedulerConfig(Config):
@@ -436,11 +436,30 @@ class Scheduler:
         wanting = [run for run in self._runs.values() if run.wants_place()] if self._hosts.are_open else []
         # Whoever has the smallest part of what it may have goes first: a later run need not wait for an earlier.
         for run in sorted(wanting, key=lambda run: run.in_flight / run.max_in_flight) if len(wanting) > 1 else wanting:
+            if self.config.warm.most_per_host:
+                self._place_warm(run)
             self._place_some(run, most_lines)
+
+    def _place_warm(self, run: Run) -> None:
+        """A warm sandbox goes to any of the next few, and nobody is overtaken by more than those.
+
+        It serves its own host alone, where a slot is seldom free just when its rollout is first: handed out strictly in
+        order, of 40 shapes on 4 hosts 49 % were used at best, against 69 % of 75 % that can be.
+        """
+        last = math.inf
+        for id, needs in run.waiting.heads():
+            rollout = self._rollouts[id]
+            last = min(last, rollout.place + MOST_AHEAD)
+            if rollout.place > last or not self._hosts.are_open or not run.wants_place():
+                return
+            if rollout.began_s is not None or run.may_begin():
+                host = self._hosts.choose_warm(needs, but=rollout.failed_on)
+                if host is not None:
+                    self._leave_line(rollout, host)
 
     def _place_some(self, run: Run, most_lines: int | None) -> None:
         passed = 0
-        for id, needs in run.waiting.heads():
+        for id, _ in run.waiting.heads():
             if passed == most_lines or not self._hosts.are_open or not run.wants_place():
                 return
             rollout = self._rollouts[id]
@@ -448,9 +467,12 @@ class Scheduler:
             if host is None:
                 passed += 1
                 continue
-            run.waiting.take(needs)
-            run.again -= rollout.began_s is not None
-            self._start(rollout, host)
+            self._leave_line(rollout, host)
+
+    def _leave_line(self, rollout: Rollout, host: Host) -> None:
+        rollout.run.waiting.take(rollout.needs)
+        rollout.run.again -= rollout.began_s is not None
+        self._start(rollout, host)
 
     def _host_for(self, rollout: Rollout) -> Host | None:
         """Not where it runs already, nor where it failed, as long as another host could take it some time."""
@@ -481,8 +503,9 @@ class Scheduler:
     def _upcoming(self) -> list[Needs]:
         """Who is next, of the runs that could go on if there were room."""
         runs = (run for run in self._runs.values() if not run.is_paused and run.unread <= run.max_in_flight)
-        places = (place for run in runs for place in run.waiting.upcoming(MOST_AHEAD))
-        return [needs for _, needs in nsmallest(MOST_AHEAD, places, key=lambda place: place[0])]
+        most = max(MOST_AHEAD, 2 * len(self._hosts))
+        places = (place for run in runs for place in run.waiting.upcoming(most))
+        return [needs for _, needs in nsmallest(most, places, key=lambda place: place[0])]
 
     def _spare_late_starts(self) -> None:
         p90_s = self._typical.p90_s()

@@ -43,10 +43,10 @@ class Demand:
         """A start took so long."""
         self._starts_s.append(took_s)
 
-    def ahead(self, now_s: float) -> int:
-        """Sandboxes to have warm or on their way, over all hosts. Before anything has ended: one."""
+    def ahead(self, now_s: float, hosts: int) -> int:
+        """Sandboxes to have warm or on their way, over all hosts: at least one for each, since it serves no other."""
         if len(self._ends_s) < 2 or not self._starts_s:
-            return 1
+            return hosts
         rate = len(self._ends_s) / max(now_s - self._ends_s[0], 1e-9)
         slow_s = sorted(self._starts_s)[len(self._starts_s) * 9 // 10]
-        return max(1, math.ceil(MARGIN * rate * slow_s))
+        return hosts * max(1, math.ceil(MARGIN * rate * slow_s / max(1, hosts)))
