@@ -337,6 +337,8 @@ class Rollout:
     work_digest: str = ""
     """Digest over exit codes, final diff and test outcomes: equal on every substrate for equal work."""
     node: str = ""
+    host: str = ""
+    """Which of the executor's hosts had its sandbox."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the run that made it wants to group by, such as the sweep cell."""
 

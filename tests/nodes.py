@@ -234,6 +234,7 @@ def wired_nodes(
             import ray
 
             stack.callback(ray.shutdown)
+            ray.shutdown()  # that of tests before
             ray.init(found, configure_logging=False, log_to_driver=False)
             for node in nodes.workers:
                 wait_for(lambda node=node: node.is_alive, node.process, node.folder)
@@ -252,6 +253,7 @@ def cheap_nodes(count: int = 2, *, cpus: int = 2, labels: Sequence[Mapping[str, 
     import ray
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()  # that of tests before
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         cluster = Cluster(
             initialize_head=True,

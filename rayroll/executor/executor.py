@@ -68,7 +68,7 @@ class Executor:
             hosts_per_node: Actors that share a node's sandboxes; more than one where one process is not enough.
             slots_per_node: Most rollouts of a node at the same time; None: as many as the runs want.
             node_labels: Names and values of Ray's labels that a node must have (``ray start --labels``). None: every
-                node that can run the substrate gets hosts, also one that joins later.
+                node that has CPUs and can run the substrate gets hosts, also one that joins later.
             actor_options: More of Ray's options for each host actor, such as ``runtime_env``.
             scheduler: Fields of ``SchedulerConfig``.
 

@@ -174,13 +174,14 @@ class Hosts:
             await asyncio.gather(*(place.report() for place in self._places.values()))
 
     async def _nodes(self) -> list[Node]:
-        found = await asyncio.to_thread(ray.nodes)
-        nodes = [
-            Node(node["NodeID"], node["NodeManagerHostname"], dict(node.get("Labels") or {}))
-            for node in found
-            if node["Alive"]
-        ]
-        return [node for node in nodes if self._plan.labels.items() <= node.labels.items()]
+        alive = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+        labels = self._plan.labels
+        if labels:
+            chosen = [node for node in alive if labels.items() <= dict(node.get("Labels") or {}).items()]
+        else:
+            # A head without CPUs is one that shall do no work, unless there is nobody else.
+            chosen = [node for node in alive if node["Resources"].get("CPU")] or alive
+        return [Node(node["NodeID"], node["NodeManagerHostname"], dict(node.get("Labels") or {})) for node in chosen]
 
 
 class _Place(ABC):

@@ -113,6 +113,7 @@ class Attempt:
         rules: Rules,
         link: HostLink,
         *,
+        host: str,
         number: int,
         boots_first: bool,
         asked_ns: int,
@@ -126,6 +127,7 @@ class Attempt:
             sample: What to play.
             rules: By whom, and by which rules.
             link: On which host.
+            host: The executor's name for it.
             number: From 1.
             boots_first: Ask the policy only when the sandbox is up: another attempt at this rollout has asked already.
             asked_ns: When the attempt began to wait for its place, by ``time.monotonic_ns``.
@@ -136,7 +138,7 @@ class Attempt:
         """
         self._sample, self._link, self._policy, self._config = sample, link, rules.policy, rules.config
         self._gate, self._on_started, self._on_reached = rules.gate, on_started, on_reached
-        self._number, self._boots_first = number, boots_first
+        self._host, self._number, self._boots_first = host, number, boots_first
         self._deadline_s = rules.config.deadline_s or sample.task.agent_timeout_s
         self._exec_timeout_s = rules.config.exec_timeout_s or rules.session.exec_timeout_s
         self._patience_s = CALL_S + rules.session.lease_s
@@ -448,6 +450,7 @@ class Attempt:
             seed=sample.seed,
             work_digest=self._work_digest(grade),
             node=self._link.info.node,
+            host=self._host,
             labels={**sample.labels, "system": opened.system} if opened else sample.labels,
         )
 

@@ -322,6 +322,7 @@ class Run:
                     trial.sample,
                     self._rules,
                     link,
+                    host=host,
                     number=id.number,
                     boots_first=is_spare,
                     asked_ns=trial.asked_ns,
