@@ -42,7 +42,7 @@ from rayroll.substrates.simulated import PROFILES, Draw, Profile
 
 SLOTS_PER_NODE = 64
 MOST_WALL_S = 120.0
-FIXED = (1, 2, 4, 8, 16, 64)
+FIXED = (1, 2, 3, 4, 8, 16, 64)
 THINKS = Draw(median_s=5.0, sigma=0.6)
 """Seconds to an action. TraceLab (arXiv 2606.30560) has a heavy tail of them; its median differs with the model."""
 

@@ -207,7 +207,10 @@ class Scheduler:
     # --- hosts ---
 
     def _on_host_up(self, event: HostUp) -> None:
-        self._hosts.look_at(self._hosts.up(event), self._now_s)
+        host = self._hosts.up(event)
+        self._hosts.look_at(host, self._now_s)
+        homeless = self._homeless_since_s.items()
+        self._homeless_since_s = {key: since_s for key, since_s in homeless if not host.suits(key[1])}
 
     def _on_host_report(self, event: HostReport) -> None:
         host = self._hosts.get(event.host)
