@@ -12,7 +12,7 @@ import pytest
 from requirements import check
 
 from rayroll import Client, SessionConfig
-from rayroll.errors import ClosedError, ConfigError, SubstrateError
+from rayroll.errors import ClosedError, ConfigError, InfraFailure, SubstrateError
 from rayroll.pool import PoolStats
 from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, load
 from rayroll.testing.disturbed import Disturbed, DisturbedConfig
@@ -245,7 +245,9 @@ async def test_a_plain_process_is_never_known_to_be_clean() -> None:
     config = SessionConfig(reset="recycle")
     async with Client("local", substrate_config={"isolation": "none", "rootfs": "host"}, config=config) as client:
         async with client.open(little.task()) as session:
-            await session.exec("true")
+            live = await session._live()
+            with pytest.raises(InfraFailure, match="only as PID 1"):
+                await live.runner.reset()
         assert client.pool.stats.reasons == {"dirty": 1}
 
 

@@ -85,7 +85,7 @@ ATTACKS = {
     "makes hard links": "ln /app/a.txt /app/second; ln /app/sub/b.txt /tmp/b; echo evil >> /tmp/b",
     "sets an attribute of a file": "perl -e '($p,$n,$v)=qw(/app/a.txt user.evil 1); syscall 188, $p, $n, $v, 1, 0'",
     "makes odd names": "cd /app && mkdir -- -rf && touch -- '-rf/*' $'a\\nb' $'\\xff' && ln -s . loop",
-    "makes many files": "mkdir /tmp/many && cd /tmp/many && seq 5000 | xargs touch",
+    "makes many files": "mkdir /tmp/many && cd /tmp/many && seq 5000 | xargs touch; cd /app && seq 3000 | xargs touch",
     "installs packages": "cd /usr/lib && mkdir -p python3/dist-packages/evil && echo x > python3/dist-packages/evil/x",
     "leaves processes": "sleep 1000 & setsid sleep 1000 & (setsid -f sleep 1000); nohup sleep 1000 >/dev/null 2>&1 & "
     "unshare -Ur sleep 1000 & unshare -Urpf sleep 1000 & trap '' TERM HUP; sleep 0.2",

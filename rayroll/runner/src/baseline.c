@@ -6,6 +6,7 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,12 +40,13 @@ enum {
     GONE = 64,      /* for the time of one reset: is not there any more */
     TOUCHED = 128,
     CHANGED = 256,  /* was made again */
+    DIGESTED = 512, /* a folder's sha256 is that of what is in it */
 };
 
 struct row {
     u64 ino, size, ctime_ns, mtime_ns, name, content; /* name, content: places in the heap */
     u32 mode, uid, gid, flags, attributes, parent, first_child, child_n;
-    u8 sha256[32]; /* of what is kept */
+    u8 sha256[32]; /* of what is kept; of a folder: of all that is in it */
 };
 
 struct head { u64 row_n, heap_n; struct facts facts; };
@@ -109,9 +111,11 @@ static bool has_xattr(int fd) {
     return false;
 }
 
-static u32 attributes_of(int fd) { /* chattr's */
+/* Those of chattr. Others the file system sets by itself: ext4 keeps an index of a folder that was large once. */
+static u32 attributes_of(int fd) {
+    enum { SET_BY_USERS = FS_FL_USER_MODIFIABLE | FS_PROJINHERIT_FL | FS_NOCOW_FL | FS_CASEFOLD_FL | FS_DAX_FL };
     int value = 0;
-    return ioctl(fd, FS_IOC_GETFLAGS, &value) ? 0 : (u32)value;
+    return ioctl(fd, FS_IOC_GETFLAGS, &value) ? 0 : (u32)value & SET_BY_USERS;
 }
 
 static void note(struct row *r, const struct stat *st) {
@@ -243,25 +247,20 @@ static bool take_children(struct table *t, u64 i, int fd, int depth) {
 
 /* --- the digest --- */
 
-static bool add_children(struct table *t, struct sha256 *sha, u64 i, bool look) {
+static bool names_are_those(struct table *t, u64 i) {
     struct row *r = &t->rows[i];
-    if (!look) {
-        for (u64 c = 0; c < r->child_n; c++) {
-            const char *name = t->heap + t->rows[r->first_child + c].name;
-            sha256_add(sha, name, strlen(name) + 1);
-        }
-        return true;
-    }
+    struct names names;
     char *path = path_of(t, i);
     int fd = open(path, FOLDER);
-    struct names names;
     bool ok = fd >= 0 && names_in(fd, &names);
-    for (size_t c = 0; ok && c < names.n; c++) sha256_add(sha, names.items[c], strlen(names.items[c]) + 1);
-    if (ok) names_free(&names);
-    else fault_at(t->f, errno, path);
+    if (ok) {
+        ok = names.n == r->child_n;
+        for (size_t c = 0; ok && c < names.n; c++) ok = !strcmp(names.items[c], t->heap + t->rows[r->first_child + c].name);
+        names_free(&names);
+    }
     close_fd(&fd);
     free(path);
-    return ok;
+    return ok || dirty_row(t, "has other names than it had:", i);
 }
 
 /* What was made again is read again: the digest tells what is there, not what was meant to be. */
@@ -284,24 +283,49 @@ static bool look_again(struct table *t, u64 i, struct row *now) {
     return ok;
 }
 
+static void add_row(struct table *t, struct sha256 *sha, u64 i, const struct row *r) {
+    const char *name = t->heap + r->name;
+    bool by_content = r->flags & KEPT || S_ISDIR(r->mode);
+    u64 facts[] = {i, r->mode, (u64)r->uid << 32 | r->gid, r->size, is_device(r->mode) ? 0 : r->mtime_ns,
+                   by_content ? 0 : r->ino, by_content || is_device(r->mode) ? 0 : r->ctime_ns};
+    sha256_add(sha, name, strlen(name) + 1);
+    sha256_add(sha, facts, sizeof facts);
+    if (r->flags & KEPT) sha256_add(sha, r->sha256, sizeof r->sha256);
+}
+
+/* Of what is in a folder. One in which nothing was made again has the digest that it had: the walk has just seen that. */
+static bool digest_folder(struct table *t, u64 i) {
+    struct row *folder = &t->rows[i];
+    struct sha256 sha;
+    bool look = folder->flags & CHANGED, ok = true, any = !(folder->flags & DIGESTED) || look;
+    for (u64 c = 0; !any && c < folder->child_n; c++) any = t->rows[folder->first_child + c].flags & CHANGED;
+    if (!any) return true;
+    sha256_start(&sha);
+    for (u64 c = 0; ok && c < folder->child_n; c++) {
+        struct row r = t->rows[folder->first_child + c];
+        if (r.flags & CHANGED) ok = look_again(t, folder->first_child + c, &r);
+        if (r.flags & OPAQUE) memset(&r, 0, offsetof(struct row, name));
+        add_row(t, &sha, folder->first_child + c, &r);
+    }
+    if (ok && look) ok = names_are_those(t, i);
+    sha256_end(&sha, folder->sha256);
+    folder->flags |= DIGESTED;
+    return ok;
+}
+
 static bool digest(struct table *t) {
     struct sha256 sha;
-    bool ok = true;
+    struct row root = t->rows[0];
     sha256_start(&sha);
-    for (u64 i = 0; ok && i < t->row_n; i++) {
-        struct row r = t->rows[i];
-        if (r.flags & OPAQUE) continue;
-        bool look = r.flags & CHANGED;
-        if (look) ok = look_again(t, i, &r);
-        bool by_content = r.flags & KEPT || S_ISDIR(r.mode);
-        u64 facts[] = {i, r.mode, r.uid, r.gid, is_device(r.mode) ? 0 : r.mtime_ns, r.size, r.child_n,
-                       by_content ? 0 : r.ino, by_content || is_device(r.mode) ? 0 : r.ctime_ns};
-        sha256_add(&sha, facts, sizeof facts);
-        if (r.flags & KEPT) sha256_add(&sha, r.sha256, sizeof r.sha256);
-        if (ok && S_ISDIR(r.mode) && !(r.flags & CLOSED)) ok = add_children(t, &sha, i, look);
+    if (root.flags & CHANGED && !look_again(t, 0, &root)) return false;
+    add_row(t, &sha, 0, &root);
+    for (u64 i = 0; i < t->row_n; i++) {
+        if (!S_ISDIR(t->rows[i].mode) || t->rows[i].flags & (OPAQUE | CLOSED)) continue;
+        if (!digest_folder(t, i)) return false;
+        sha256_add(&sha, t->rows[i].sha256, sizeof t->rows[i].sha256);
     }
     sha256_end(&sha, t->b->sha256);
-    return ok;
+    return true;
 }
 
 bool baseline_take(struct baseline *b, struct fault *f) {
