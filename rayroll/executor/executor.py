@@ -14,11 +14,13 @@ from typing import Any, get_args
 import ray
 
 from rayroll.errors import ClosedError, ConfigError, unknown_name
+from rayroll.executor.board import Tally
 from rayroll.executor.control import Control
 from rayroll.executor.gate import Gate
 from rayroll.executor.hosts import HostPlan, Hosts, Isolation
 from rayroll.executor.messages import HostInfo, HostSetup, HostStats
 from rayroll.executor.play import PlayConfig, Rules, Sample
+from rayroll.executor.prometheus import Prometheus
 from rayroll.executor.run import Run, RunLimits, numbered
 from rayroll.policies import Policy
 from rayroll.scheduler import Scheduler, SchedulerConfig, Snapshot, Spares
@@ -29,6 +31,8 @@ from rayroll.types import Rollout, Task
 
 __all__ = ["Executor", "collect"]
 
+TELL_S = 1.0
+"""How often the board is written."""
 CLOSE_S = 5.0
 """Longest wait for hosts to free what they own; then they are ended, and leases do it. With ``CANCEL_S`` below 10 s."""
 
@@ -94,6 +98,8 @@ class Executor:
         )
         self._control = Control(Scheduler(SchedulerConfig.parse(scheduler or {}, where="scheduler")))
         self._hosts = Hosts(plan, self._control.post, self._fail)
+        self._tally, self._prometheus = Tally(self.run_id, substrate), Prometheus(substrate)
+        self._telling: asyncio.Task[None] | None = None
         self._runs: set[Run] = set()
         self._numbers = itertools.count(1)
         self._is_open = False
@@ -102,6 +108,7 @@ class Executor:
         _connect_to_ray()
         await self._hosts.open()
         self._is_open = True
+        self._telling = asyncio.get_running_loop().create_task(self._tell(), name="board")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -181,7 +188,7 @@ class Executor:
         samples = [sample for sample in samples if sample.rollout_id not in finished]
         rules = Rules(policy, config or PlayConfig(), self._session, Gate())
         limits = RunLimits(max_in_flight, max_infra_retries, spares)
-        run = Run(str(next(self._numbers)), self._control, self._hosts, rules, samples, limits, finished)
+        run = Run(str(next(self._numbers)), self._control, self._hosts, rules, samples, limits, finished, self._note)
         self._runs.add(run)
         run.on_end(self._runs.discard)
         if (error := self._hosts.error) is not None:
@@ -192,6 +199,18 @@ class Executor:
         """How the scheduler sees things now."""
         return self._control.snapshot()
 
+    async def _tell(self) -> None:
+        """Say once a second how things stand."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            snapshot = self.snapshot()
+            self._prometheus.show(snapshot)
+            await self._hosts.hang_up(self._tally.board(snapshot))
+
+    def _note(self, rollout: Rollout) -> None:
+        self._tally.add(rollout)
+        self._prometheus.add(rollout)
+
     def _fail(self, error: Exception) -> None:
         for run in self._runs:
             run.fail(error)
@@ -201,6 +220,9 @@ class Executor:
         if not self._is_open:
             return
         self._is_open = False
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
         try:
             await asyncio.gather(*(run.cancel() for run in self._runs))
         finally:

@@ -61,6 +61,7 @@ class NodeHost:
         self._pollers: deque[asyncio.Future[None]] = deque()
         self._lags_s: deque[float] = deque(maxlen=_LAG_KEPT)
         self._lag_task: asyncio.Task[None] | None = None
+        self._board: dict[str, Any] | None = None
         self._listener = Listener(self._accept)
         self._line: Line | None = None
 
@@ -129,6 +130,14 @@ class NodeHost:
             free_memory_mib=free_memory_mib(),
             pressure=memory_pressure(),
         )
+
+    async def hang_up(self, board: dict[str, Any]) -> None:
+        """Keep what the driver says of itself, for whoever asks."""
+        self._board = board
+
+    async def board(self) -> dict[str, Any] | None:
+        """What the driver said last; None: nothing."""
+        return self._board
 
     async def close(self) -> None:
         """End all work and free every sandbox. Idempotent."""

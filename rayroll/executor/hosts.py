@@ -134,6 +134,15 @@ class Hosts:
             loop_lag_p99_ms=max((stats.loop_lag_p99_ms for stats in found), default=0.0),
         )
 
+    async def hang_up(self, board: dict[str, Any]) -> None:
+        """Hang this board at one host that is up."""
+        for place in self._places.values():
+            for link in place.links:
+                if not link.is_lost:
+                    with contextlib.suppress(HostLostError):
+                        await link.hang_up(board)
+                    return
+
     async def close(self, *, deadline_s: float) -> None:
         """Free everything that the hosts own, then end them. Idempotent."""
         self._is_closed = True

@@ -19,10 +19,13 @@ from rayroll.executor.messages import Completion, HostInfo, HostSetup, HostStats
 from rayroll.timing import clock_id
 from rayroll.types import Task
 
-__all__ = ["HostLink", "remote_call"]
+__all__ = ["HOST_PREFIX", "NAMESPACE", "HostLink", "remote_call"]
 
 logger = logging.getLogger(__name__)
 
+NAMESPACE = "rayroll"
+HOST_PREFIX = "host-"
+"""Hosts are Ray actors of these names, which is how others find them."""
 POLL_S = 5.0
 """Longest a host keeps a poll open with nothing to tell."""
 CALL_S = 30.0
@@ -115,7 +118,13 @@ class HostLink:
             InfraFailure: The node cannot run the substrate, or the actor did not come up in time.
         """
         # A step must not run twice: no task retries. A restarted host would have forgotten its sessions: no restarts.
-        actor = ray.remote(NodeHost).options(max_restarts=0, max_task_retries=0, **self._options)
+        actor = ray.remote(NodeHost).options(
+            name=f"{HOST_PREFIX}{self._setup.owner}",
+            namespace=NAMESPACE,
+            max_restarts=0,
+            max_task_retries=0,
+            **self._options,
+        )
         self._host = actor.remote(self._setup)
         try:
             self.info = await remote_call(self._host.start.remote(), deadline_s=deadline_s, what="start")
@@ -197,6 +206,10 @@ class HostLink:
         """How the host is doing."""
         stats: HostStats = await remote_call(self._host.stats.remote(), deadline_s=CALL_S, what="stats")
         return stats
+
+    async def hang_up(self, board: dict[str, Any]) -> None:
+        """Hang this board at the host, where others can read it."""
+        await remote_call(self._host.hang_up.remote(board), deadline_s=CALL_S, what="hang_up")
 
     async def close(self, *, deadline_s: float = 8.0) -> None:
         """Free everything the host owns, then end it. What does not answer is left to the leases. Idempotent."""

@@ -84,6 +84,7 @@ class Run:
         samples: Sequence[Sample],
         limits: RunLimits,
         finished: Collection[str],
+        on_rollout: Callable[[Rollout], None],
     ) -> None:
         """For ``Executor.submit``."""
         self.total = len(samples)
@@ -100,6 +101,7 @@ class Run:
         """Cancelled rollouts, and whether what they have is kept."""
         self._finished: deque[tuple[Sample, Rollout | None]] = deque()
         self._read = list(finished)
+        self._on_rollout = on_rollout
         self._settled = 0
         self._line_ns = time.monotonic_ns()
         """When the first in line became the first: from then on it waits for a slot, and not for its turn."""
@@ -260,6 +262,8 @@ class Run:
                 self.set_aside[sample.task.id] = record.failure
             if record.failure.error == "cancelled" and not self._partial.get(rollout):
                 record = None
+        if record is not None:
+            self._on_rollout(record)
         self._finished.append((sample, record))
         self._news.set()
         self._settled += 1
