@@ -3,7 +3,7 @@
 
 The own way is ``AsyncVectorEnv``, a process for each environment, each of which runs ``docker exec`` for each action.
 Both play the same distinct echoes in containers of the same image, checked, in turns. With one environment it is asked
-what the executor adds to the runner's own time: a step of ``make_vec`` minus a command through a client of this process.
+what the executor adds to the runner: a step of ``make_vec`` minus a command through a client of this process.
 
 Prints a table on standard error, and one JSON line, last, on standard output.
 """

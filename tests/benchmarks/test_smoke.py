@@ -114,4 +114,4 @@ def test_starts_at_once_are_measured_with_every_limit() -> None:
     check("docker")
     line = last_line("starts.py")
     assert {arm["name"] for arm in line["arms"]} == {"adaptive", "fixed 2"}
-    assert line["failures"] == 0 and 0 < line["adaptive_s"]
+    assert line["failures"] == 0 and line["adaptive_s"] > 0
