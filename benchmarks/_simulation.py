@@ -124,6 +124,8 @@ class Outcome:
     waits_s: list[float] = field(default_factory=list)
     """From asked to the sandbox it was played in."""
     start_s: list[float] = field(default_factory=list)
+    command_s: list[float] = field(default_factory=list)
+    """Of the first thousand commands."""
     groups_s: list[float] = field(default_factory=list)
     """From a group's first start to its last verdict."""
     attempts: int = 0
@@ -405,7 +407,10 @@ class Cluster:
     def _command_s(self, id: AttemptId) -> float:
         profile, draw = self._profile, self._luck[id]
         parts = (profile.transport, profile.spawn, profile.run, profile.drain)
-        return sum(part.sample_s(draw) for part in parts) * self._live[id].slowdown
+        took_s = sum(part.sample_s(draw) for part in parts) * self._live[id].slowdown
+        if len(self.outcome.command_s) < 1000:
+            self.outcome.command_s.append(took_s)
+        return took_s
 
     def _grade_is_over(self, id: AttemptId) -> None:
         if id in self._live:

@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="small, to see that it works")
     args = parser.parse_args()
     if args.smoke:
-        args.slots, args.rollouts, args.policy_slots, args.seeds = 500, 4_000, 128, 1
+        args.slots, args.rollouts, args.policy_slots, args.seeds = 500, 4_000, 64, 1
     machine = facts()
     line: dict[str, Any] = {"slots": args.slots, "rollouts": args.rollouts, "wall_s": None, "policies": []}
     if args.only != "policies":
