@@ -161,12 +161,14 @@ class Reached(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An attempt is over and its sandbox is gone, or left to its lease."""
+    """An attempt is over and its sandbox is gone, left to its lease, or clean again."""
 
     attempt: AttemptId
     end: End
     retry_after_s: float | None = None
     """How long the host's provider asked to be left alone."""
+    is_warm: bool = False
+    """Its sandbox was made clean and waits for another rollout of its shape."""
 
 
 class Warmed(NamedTuple):

@@ -164,12 +164,16 @@ class Host:
         if image is not None and has_succeeded:
             self.images.add(image)
 
-    def release(self, hold: Hold) -> None:
-        """An attempt is over."""
+    def release(self, hold: Hold, *, is_warm: bool = False) -> None:
+        """An attempt is over; its sandbox may have been made clean for another."""
         if hold.is_starting:
             self.end_start(hold, has_succeeded=False)
         self.running -= 1
-        self._reserve(hold.reserved, -1)
+        if is_warm and self.is_up:
+            self.warm.setdefault(hold.reserved.shape, []).append(hold.reserved)
+            self.idle += 1
+        else:
+            self._reserve(hold.reserved, -1)
 
     # --- ahead of need ---
 

@@ -385,7 +385,8 @@ class Scheduler:
             return
         host = attempt.hold.host
         failed_to_start = attempt.hold.is_starting and event.end == "spoilt" and attempt.stopped is None
-        self._end(attempt, event.end, is_refused=failed_to_start and event.retry_after_s is not None)
+        is_refused = failed_to_start and event.retry_after_s is not None
+        self._end(attempt, event.end, is_refused=is_refused, is_warm=event.is_warm)
         if failed_to_start or event.retry_after_s is not None:
             host.starts.failed(self._now_s, event.retry_after_s, host.starting)
             self._hosts.look_at(host, self._now_s)
@@ -394,12 +395,12 @@ class Scheduler:
         del self._starting[attempt.id]
         attempt.hold.host.end_start(attempt.hold, has_succeeded=has_succeeded)
 
-    def _end(self, attempt: Attempt, end: End, *, is_refused: bool = False) -> None:
+    def _end(self, attempt: Attempt, end: End, *, is_refused: bool = False, is_warm: bool = False) -> None:
         """It holds nothing any more; what becomes of its rollout?"""
         host, rollout = attempt.hold.host, attempt.rollout
         if attempt.hold.is_starting:
             self._end_start(attempt, has_succeeded=False)
-        host.release(attempt.hold)
+        host.release(attempt.hold, is_warm=is_warm)
         self._hosts.look_at(host, self._now_s)
         self._deadlines.clear(attempt.id)
         del self._attempts[attempt.id], rollout.attempts[attempt.id]
