@@ -125,13 +125,13 @@ class RunOpened(NamedTuple):
 
 
 class RunClosed(NamedTuple):
-    """Nothing more of a run is wanted; what it still has is stopped."""
+    """Nothing more of a run is wanted; what it still has is stopped, and none of it is settled."""
 
     run: str
 
 
 class Asked(NamedTuple):
-    """A rollout is to be played."""
+    """A rollout is to be played. Its id is asked for once."""
 
     rollout: str
     run: str
@@ -166,7 +166,7 @@ class Ended(NamedTuple):
     attempt: AttemptId
     end: End
     retry_after_s: float | None = None
-    """How long the host's provider asked to be left alone."""
+    """How long the host's provider asked to be left alone. A start that was only put off is no try."""
     is_warm: bool = False
     """Its sandbox was made clean and waits for another rollout of its shape."""
 
@@ -275,8 +275,9 @@ class Settle(NamedTuple):
 
     rollout: str
     attempt: AttemptId | None
-    """The one that counts; None: none was begun, for the reason given."""
+    """The one that counts: that was done, or failed last. None: none was begun."""
     reason: str = ""
+    """Why it was given up while it waited: cancelled, or no host could take it."""
 
 
 class Warm(NamedTuple):

@@ -262,6 +262,11 @@ class Hosts:
         """Some host could take something."""
         return bool(self._open)
 
+    @property
+    def have_warm(self) -> bool:
+        """Some host that could take something has a warm sandbox."""
+        return any(host.warm for host in self._open.values())
+
     def choose(self, needs: Needs, now_s: float, *, but: Collection[str] = ()) -> Host | None:
         """The best host that can take a rollout now; None: nobody can.
 

@@ -440,7 +440,7 @@ class Scheduler:
         wanting = [run for run in self._runs.values() if run.wants_place()] if self._hosts.are_open else []
         # Whoever has the smallest part of what it may have goes first: a later run need not wait for an earlier.
         for run in sorted(wanting, key=lambda run: run.in_flight / run.max_in_flight) if len(wanting) > 1 else wanting:
-            if self.config.warm.most_per_host:
+            if self._hosts.have_warm:
                 self._place_warm(run)
             self._place_some(run, most_lines)
 

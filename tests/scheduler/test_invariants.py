@@ -371,13 +371,16 @@ class Executor(RuleBasedStateMachine):
         data=st.data(),
         end=st.sampled_from(["done", "spoilt", "spoilt", "stopped"]),
         retry_after_s=st.sampled_from([None, None, 4.0]),
+        is_warm=st.booleans(),
     )
-    def attempt_ends(self, data: st.DataObject, end: Any, retry_after_s: float | None) -> None:
+    def attempt_ends(self, data: st.DataObject, end: Any, retry_after_s: float | None, is_warm: bool) -> None:
         id = self.draw_attempt(data)
         if id in self.tries:
             self.plays[id.rollout].refusals += self.tries[id].is_starting and retry_after_s is not None
+            box = self.boxes[self.tries[id].host]
+            box.warm[self.tries[id].needs.shape] += is_warm and box.is_up
             self.end(self.tries[id])
-        self.tell(Ended(id, end, retry_after_s))
+        self.tell(Ended(id, end, retry_after_s, is_warm))
 
     @precondition(lambda self: self.boxes)
     @rule(data=st.data(), took_s=st.sampled_from([None, 0.3]))

@@ -489,6 +489,15 @@ def test_a_warm_sandbox_goes_to_the_next_of_its_shape_before_the_first_of_anothe
     assert play.tell(Ended(id("a"), "done")) == [Settle("a", id("a")), start("c", is_warm=True)]
 
 
+def test_a_sandbox_that_was_made_clean_serves_the_next_of_its_shape_before_others() -> None:
+    play = Play(HostUp("h", slots=1)).open()
+    play.ask("a", needs=Needs(shape="s"))
+    play.ask("other", needs=Needs(shape="t"))
+    play.ask("b", needs=Needs(shape="s"))
+    assert play.tell(Ended(id("a"), "done", is_warm=True)) == [Settle("a", id("a")), start("b", is_warm=True)]
+    assert play.tell(Ended(id("b"), "done")) == [Settle("b", id("b")), start("other")]
+
+
 def test_warm_sandboxes_are_gone_with_their_host() -> None:
     play = warmed()
     play.tell(HostDown("h"), Ended(id("a"), "spoilt"))
