@@ -248,7 +248,7 @@ class Pool:
 
     async def give_back(
         self, live: Live, task: Task, spec: SandboxSpec, recorder: Recorder, *, quarantine: str = ""
-    ) -> None:
+    ) -> bool:
         """Make a used sandbox clean and keep it, or destroy it. Finished also when the caller is cancelled.
 
         Args:
@@ -258,14 +258,18 @@ class Pool:
             recorder: Gets ``reset`` and ``teardown``.
             quarantine: Why it must not be used again, whatever a reset would say.
 
+        Returns:
+            Whether it is kept.
+
         Raises:
             SubstrateError: It could not be destroyed; its lease and the reaper see to it.
         """
         if await self._is_clean(live, recorder, quarantine) and not self._is_closed:
             self._keep(live, shape_of(task, spec))
-            return
+            return True
         with recorder.span("teardown"):
             await live.end()
+        return False
 
     async def _is_clean(self, live: Live, recorder: Recorder, quarantine: str) -> bool:
         if self.reset == "fresh" or self._is_closed or not self.config.max_idle or live.uses > self.config.max_reuses:

@@ -285,6 +285,8 @@ class Session:
         """``create`` to the runner's accepted hello, pull, build and admission apart; of an idle one, its hand-out."""
         self.first_action_s: float | None = None
         """The same to the result of a first no-op; None unless ``SessionConfig.first_action`` asks for it."""
+        self.is_recycled = False
+        """Its sandbox was made clean, and waits for another session of its shape; said when it is closed."""
         self._client = client
         self._seeds = _seeds(seed)
         self._deadline_s = deadline_s
@@ -638,7 +640,9 @@ class Session:
                 # Something under way could still send a command, to whoever has the sandbox by then.
                 busy = "in use" if self._under_way or self._judging.locked() else ""
                 quarantine = busy or ("network" if self._network_was_switched else "")
-                await self._client.pool.give_back(live, self.task, self._spec, self.recorder, quarantine=quarantine)
+                self.is_recycled = await self._client.pool.give_back(
+                    live, self.task, self._spec, self.recorder, quarantine=quarantine
+                )
         finally:
             self._forget(self)
 

@@ -12,6 +12,7 @@ from rayroll.scheduler import (
     Asked,
     AttemptId,
     Command,
+    Cool,
     Event,
     Expire,
     RunClosed,
@@ -24,16 +25,20 @@ from rayroll.scheduler import (
     Stop,
     StopReason,
     Tick,
+    Warm,
 )
 
-__all__ = ["Control", "Player"]
+__all__ = ["Control", "Keeper", "Player"]
 
 
 class Player(Protocol):
     """Who plays the rollouts of one run."""
 
-    def begin(self, attempt: AttemptId, host: str) -> None:
-        """Play an attempt on a host. Posts ``Started``, ``Reached`` and, whatever happens, one ``Ended``."""
+    def begin(self, attempt: AttemptId, host: str, *, is_warm: bool) -> None:
+        """Play an attempt on a host, where an idle sandbox of its shape should be.
+
+        Posts ``Started``, ``Reached`` and, whatever happens, one ``Ended``.
+        """
 
     def expire(self, attempt: AttemptId, stage: Stage | str) -> None:
         """What an attempt waits for has taken too long."""
@@ -45,11 +50,21 @@ class Player(Protocol):
         """A rollout is over, and this attempt counts."""
 
 
+class Keeper(Protocol):
+    """Who keeps idle sandboxes."""
+
+    def warm(self, host: str, shape: str) -> None:
+        """Start one ahead of need. Posts one ``Warmed``."""
+
+    def cool(self, host: str, shape: str) -> None:
+        """Take one down."""
+
+
 class Control:
     """The scheduler of one executor, its clock and its hands."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, keeper: Keeper) -> None:
+        self._scheduler, self._keeper = scheduler, keeper
         self._players: dict[str, Player] = {}
         self._player_of: dict[str, Player] = {}
         self._inbox: deque[Event] = deque()
@@ -99,8 +114,8 @@ class Control:
 
     def _do(self, command: Command) -> None:
         match command:
-            case Start(attempt, host):
-                self._player_of[attempt.rollout].begin(attempt, host)
+            case Start(attempt, host, is_warm):
+                self._player_of[attempt.rollout].begin(attempt, host, is_warm=is_warm)
             case Expire(attempt, stage):
                 self._player_of[attempt.rollout].expire(attempt, stage)
             case Stop(attempt, reason):
@@ -110,6 +125,10 @@ class Control:
                 player = self._player_of.pop(rollout, None)
                 if player is not None:
                     player.settle(rollout, counts, reason)
+            case Warm(host, shape):
+                self._keeper.warm(host, shape)
+            case Cool(host, shape):
+                self._keeper.cool(host, shape)
 
     def _set_alarm(self) -> None:
         due_s = self._scheduler.next_wake_s

@@ -18,8 +18,9 @@ from rayroll.executor.board import Tally
 from rayroll.executor.control import Control
 from rayroll.executor.gate import Gate
 from rayroll.executor.hosts import HostPlan, Hosts, Isolation
+from rayroll.executor.keep import IdleKeeper
 from rayroll.executor.messages import HostInfo, HostSetup, HostStats
-from rayroll.executor.play import PlayConfig, Rules, Sample
+from rayroll.executor.play import PlayConfig, Rules, Sample, is_trusted
 from rayroll.executor.prometheus import Prometheus
 from rayroll.executor.run import Run, RunLimits, numbered
 from rayroll.policies import Policy
@@ -86,6 +87,13 @@ class Executor:
         self._session = SessionConfig.parse(session or {}, where="session")
         self.substrate = substrate
         self.run_id = run_id or secrets.token_hex(6)
+        config = SchedulerConfig.parse(scheduler or {}, where="scheduler")
+        if config.warm.most_per_host > self._session.max_idle:
+            raise ConfigError(
+                "hosts keep fewer idle sandboxes than are to be warm; set session's max_idle to as many",
+                most_per_host=config.warm.most_per_host,
+                max_idle=self._session.max_idle,
+            )
         setup = HostSetup(
             substrate=substrate,
             run_id=self.run_id,
@@ -96,8 +104,10 @@ class Executor:
         plan = HostPlan(
             setup, isolation, hosts_per_node, slots_per_node, dict(node_labels or {}), dict(actor_options or {})
         )
-        self._control = Control(Scheduler(SchedulerConfig.parse(scheduler or {}, where="scheduler")))
+        self._keeper = IdleKeeper()
+        self._control = Control(Scheduler(config), self._keeper)
         self._hosts = Hosts(plan, self._control.post, self._fail)
+        self._keeper.open(self._hosts, self._control.post)
         self._tally, self._prometheus = Tally(self.run_id, substrate), Prometheus(substrate)
         self._telling: asyncio.Task[None] | None = None
         self._runs: set[Run] = set()
@@ -186,6 +196,8 @@ class Executor:
             for number, (task, sample_index) in enumerate(numbered(tasks, samples_per_task))
         ]
         samples = [sample for sample in samples if sample.rollout_id not in finished]
+        for task in tasks:
+            self._keeper.know(task, trusted=is_trusted(policy))
         rules = Rules(policy, config or PlayConfig(), self._session, Gate())
         limits = RunLimits(max_in_flight, max_infra_retries, spares)
         run = Run(str(next(self._numbers)), self._control, self._hosts, rules, samples, limits, finished, self._note)
@@ -224,7 +236,7 @@ class Executor:
             self._telling.cancel()
             await asyncio.wait({self._telling})
         try:
-            await asyncio.gather(*(run.cancel() for run in self._runs))
+            await asyncio.gather(self._keeper.close(), *(run.cancel() for run in self._runs))
         finally:
             await self._hosts.close(deadline_s=CLOSE_S)
         # With their host gone they end at once, if they have not yet.

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayroll.errors import ClosedError, HostLostError, InfraFailure, RayrollError
 from rayroll.executor.link import HostLink
 from rayroll.executor.messages import HostInfo, HostSetup, HostStats
-from rayroll.scheduler import Event, HostDown, HostReport, HostUp
+from rayroll.scheduler import Cooled, Event, HostDown, HostReport, HostUp
 
 __all__ = ["HostPlan", "Hosts", "Isolation"]
 
@@ -265,7 +265,9 @@ class _Place(ABC):
         # Each with a name of its own: the reaper of a dead host sweeps what carries the dead one's.
         setup = replace(self._plan.setup, owner=f"{self._plan.setup.owner}-{next(self._numbers)}")
         affinity = NodeAffinitySchedulingStrategy(self.node.id, soft=False)
-        link = HostLink(setup, self._on_lost, **{"scheduling_strategy": affinity, **self._plan.actor_options})
+        link = HostLink(
+            setup, self._on_lost, self._on_gone, **{"scheduling_strategy": affinity, **self._plan.actor_options}
+        )
         await link.start()
         if self._is_closed:
             link.abandon()
@@ -302,6 +304,9 @@ class _Place(ABC):
         self.error = error
         self.is_ready.set()
         self._on_hopeless()
+
+    def _on_gone(self, task: str) -> None:
+        self._post(Cooled(self.name, task))
 
     def _drop(self, link: HostLink) -> None:
         logger.warning("a host was lost: node=%s pid=%d", link.info.node, link.info.pid)

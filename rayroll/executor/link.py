@@ -75,15 +75,22 @@ class _Taught(NamedTuple):
 class HostLink:
     """Sends messages to one host in batches and hands its completions to whoever waits for them."""
 
-    def __init__(self, setup: HostSetup, on_lost: Callable[[], None] = lambda: None, **options: Any) -> None:
+    def __init__(
+        self,
+        setup: HostSetup,
+        on_lost: Callable[[], None] = lambda: None,
+        on_gone: Callable[[str], None] = lambda task: None,
+        **options: Any,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             setup: What the host needs to know.
             on_lost: Called once, when the host is lost, before anybody who waits for it hears of that.
+            on_gone: Called with the id of a task of which the host has one idle sandbox less than it said.
             options: Ray's for the actor (labels, resources).
         """
-        self._setup, self._on_lost = setup, on_lost
+        self._setup, self._on_lost, self._on_gone = setup, on_lost, on_gone
         self._options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000, **options}
         self._host: Any = None
         self._ids = itertools.count(1)
@@ -249,6 +256,9 @@ class HostLink:
             self._sender = None
 
     def _answered(self, completion: Completion) -> None:
+        if not completion.request_id:
+            self._on_gone(completion.value)
+            return
         answer = self._waiting.get(completion.request_id)
         if answer is not None and not answer.done():
             answer.set_result(completion)

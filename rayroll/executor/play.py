@@ -25,9 +25,9 @@ from rayroll.policies.scripted import ScriptedPolicy
 from rayroll.scheduler import End, Stage, StopReason
 from rayroll.session import SessionConfig, observation
 from rayroll.timing import Recorder
-from rayroll.types import Act, ExecResult, Grade, Rollout, Step, Task, Turn
+from rayroll.types import Act, ExecResult, Grade, Rollout, Rung, Step, Task, Turn
 
-__all__ = ["Attempt", "PlayConfig", "PolicyFailed", "Rules", "Sample", "rollout_id"]
+__all__ = ["Attempt", "PlayConfig", "PolicyFailed", "Rules", "Sample", "is_trusted", "rollout_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,11 @@ def rollout_id(run_id: str, task_id: str, sample_index: int, namespace: str = ""
     return hashlib.sha256(f"{run_id}\0{namespace}\0{task_id}\0{sample_index}".encode()).hexdigest()[:20]
 
 
+def is_trusted(policy: Policy) -> bool:
+    """Its commands are rayroll's own, not a model's."""
+    return isinstance(policy, ScriptedPolicy | RandomPolicy)
+
+
 class Attempt:
     """One try at one rollout."""
 
@@ -118,7 +123,7 @@ class Attempt:
         boots_first: bool,
         asked_ns: int,
         granted_ns: int,
-        on_started: Callable[[float, str], None],
+        on_started: Callable[[float, Rung], None],
         on_reached: Callable[[Stage, float | None, float | None], None],
     ) -> None:
         """Nothing is begun yet.
@@ -165,6 +170,8 @@ class Attempt:
         self._submitted = self._truncated = False
         self.end: End = "stopped"
         """How it ended."""
+        self.is_recycled = False
+        """Its sandbox was made clean and waits for another rollout."""
         self.retry_after_s: float | None = None
         """How long the provider asked to be left alone, where a failure said so."""
 
@@ -286,7 +293,7 @@ class Attempt:
                     group_id=sample.group_id,
                     sample_index=sample.sample_index,
                     deadline_s=self._deadline_s,
-                    trusted=isinstance(self._policy, ScriptedPolicy | RandomPolicy),
+                    trusted=is_trusted(self._policy),
                 )
                 done = await self._link.call(message)
         except TimeoutError:
@@ -422,6 +429,7 @@ class Attempt:
             logger.info("rollout %s: close: %s", self._sample.rollout_id, error)
             return
         self._take_over(done, start_ns)
+        self.is_recycled = bool(done.value)
         if done.error is not None:
             logger.info("rollout %s: close: %s", self._sample.rollout_id, done.error)
 

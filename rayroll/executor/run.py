@@ -19,6 +19,7 @@ from rayroll.scheduler import (
     Asked,
     AttemptId,
     Cancelled,
+    Cooled,
     End,
     Ended,
     Needs,
@@ -31,7 +32,7 @@ from rayroll.scheduler import (
     StopReason,
     Taken,
 )
-from rayroll.types import Rollout, Task, Timing
+from rayroll.types import Rollout, Rung, Task, Timing
 
 __all__ = ["Run", "RunLimits", "numbered"]
 
@@ -63,6 +64,8 @@ class _Trial:
     rollout: Rollout | None = None
     """Its record, once it has ended."""
     is_stopped_early: bool = False
+    is_warm: bool = False
+    """The scheduler counts on an idle sandbox for it."""
 
     def wasted_s(self) -> float:
         """What it cost, where it does not count."""
@@ -212,7 +215,7 @@ class Run:
 
     # --- what the scheduler asks for ---
 
-    def begin(self, attempt: AttemptId, host: str) -> None:
+    def begin(self, attempt: AttemptId, host: str, *, is_warm: bool) -> None:
         """See ``Player``."""
         now_ns = time.monotonic_ns()
         others = self._trials_of.setdefault(attempt.rollout, [])
@@ -221,7 +224,7 @@ class Run:
             asked_ns, self._line_ns = self._line_ns, now_ns
         elif (last := others[-1].rollout) is not None:
             asked_ns = others[-1].asked_ns + round(last.timing.wall_s * 1e9)
-        trial = _Trial(self._samples[attempt.rollout], asked_ns)
+        trial = _Trial(self._samples[attempt.rollout], asked_ns, is_warm=is_warm)
         is_spare = any(other.rollout is None for other in others)
         others.append(trial)
         self._trials[attempt] = trial
@@ -315,7 +318,7 @@ class Run:
 
     async def _play(self, id: AttemptId, host: str, trial: _Trial, is_spare: bool, granted_ns: int) -> None:
         end: End = "stopped"
-        retry_after_s = None
+        retry_after_s, is_warm = None, False
         try:
             known = self.set_aside.get(trial.sample.task.id)
             if known is not None:
@@ -331,9 +334,7 @@ class Run:
                     boots_first=is_spare,
                     asked_ns=trial.asked_ns,
                     granted_ns=granted_ns,
-                    on_started=lambda took_s, rung: self._control.post(
-                        Started(id, took_s, rung in ("warm", "recycled"))
-                    ),
+                    on_started=lambda took_s, rung: self._on_started(id, host, took_s, rung),
                     on_reached=lambda stage, within_s, left_s: self._control.post(Reached(id, stage, within_s, left_s)),
                 )
                 self.in_flight += 1
@@ -342,6 +343,7 @@ class Run:
                 finally:
                     self.in_flight -= 1
             end, retry_after_s = trial.attempt.end, trial.attempt.retry_after_s
+            is_warm = trial.attempt.is_recycled
         except InfraFailure as error:  # there is no host to be lent
             trial.rollout, end = _not_played(trial.sample, error.failure()), "spoilt"
         except asyncio.CancelledError:
@@ -351,8 +353,15 @@ class Run:
             self._end()
             raise
         finally:
-            self._control.post(Ended(id, end, retry_after_s))
+            self._control.post(Ended(id, end, retry_after_s, is_warm))
             del self._trials[id]
+
+    def _on_started(self, id: AttemptId, host: str, took_s: float, rung: Rung) -> None:
+        was_idle = rung in ("warm", "recycled")
+        self._control.post(Started(id, took_s, was_idle))
+        trial = self._trials[id]
+        if was_idle and not trial.is_warm:  # nobody knew of it when the attempt began; now it is taken
+            self._control.post(Cooled(host, trial.sample.task.id))
 
     @property
     def _run_id(self) -> str | None:

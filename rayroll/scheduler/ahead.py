@@ -25,6 +25,11 @@ class Ahead:
         """Sandboxes are kept that may have to be taken down."""
         return self._config.most_per_host > 0 and any(host.idle for host in self._hosts)
 
+    def horizon(self, now_s: float, *, least: int) -> int:
+        """How many of those who wait to think of: as many as there are to be warm sandboxes."""
+        most = self._config.most_per_host * len(self._hosts)
+        return max(least, min(most, self._demand.ahead(now_s, len(self._hosts)))) if most else least
+
     def look(self, upcoming: Sequence[Needs], now_s: float) -> None:
         """Those who are next, in their order."""
         self._fetch(upcoming)
@@ -77,10 +82,10 @@ class Ahead:
         if host is None or event.shape not in host.warming:
             return False
         host.warmed(event.shape, has_succeeded=event.took_s is not None)
-        if event.took_s is None:
-            host.starts.failed(now_s, event.retry_after_s, host.starting)
-        else:
+        if event.took_s is not None:
             host.starts.started(event.took_s, host.starting)
+        elif not event.is_full:
+            host.starts.failed(now_s, event.retry_after_s, host.starting)
         self._hosts.look_at(host, now_s)
         return event.took_s is not None
 

@@ -177,8 +177,10 @@ class Warmed(NamedTuple):
     host: str
     shape: str
     took_s: float | None
-    """As in ``Started``; None: it failed."""
+    """As in ``Started``; None: there is none."""
     retry_after_s: float | None = None
+    is_full: bool = False
+    """Nothing was started: the host keeps as many as it may."""
 
 
 class Cooled(NamedTuple):

@@ -65,8 +65,8 @@ MOST_LINES = 32
 With an image for each task there are hundreds, and most wait for the same slots."""
 MOST_REFUSALS = 20
 """Starts of a rollout that its provider put off, and that do not count as tries: nothing has failed, and hosts rest."""
-MOST_AHEAD = 64
-"""Waiting rollouts whose images and sandboxes are thought of in advance; more where there are many hosts."""
+LEAST_AHEAD = 64
+"""Waiting rollouts whose images and sandboxes are thought of in advance; more where more sandboxes are kept warm."""
 
 
 class SchedulerConfig(Config):
@@ -450,10 +450,10 @@ class Scheduler:
         It serves its own host alone, where a slot is seldom free just when its rollout is first: handed out strictly in
         order, of 40 shapes on 4 hosts 49 % were used at best, against 69 % of 75 % that can be.
         """
-        last = math.inf
+        last, horizon = math.inf, self._ahead.horizon(self._now_s, least=LEAST_AHEAD)
         for id, needs in run.waiting.heads():
             rollout = self._rollouts[id]
-            last = min(last, rollout.place + MOST_AHEAD)
+            last = min(last, rollout.place + horizon)
             if rollout.place > last or not self._hosts.are_open or not run.wants_place():
                 return
             if rollout.began_s is not None or run.may_begin():
@@ -507,7 +507,7 @@ class Scheduler:
     def _upcoming(self) -> list[Needs]:
         """Who is next, of the runs that could go on if there were room."""
         runs = (run for run in self._runs.values() if not run.is_paused and run.unread <= run.max_in_flight)
-        most = max(MOST_AHEAD, 2 * len(self._hosts))
+        most = self._ahead.horizon(self._now_s, least=LEAST_AHEAD)
         places = (place for run in runs for place in run.waiting.upcoming(most))
         return [needs for _, needs in nsmallest(most, places, key=lambda place: place[0])]
 
