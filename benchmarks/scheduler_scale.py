@@ -146,7 +146,7 @@ def cells(slots: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
             policy = "adaptive" if first is None else f"fixed {first}"
             yield {"compares": "starts", "situation": situation.name, "policy": policy, **told(outcomes)}
     nodes = max(2, slots // SLOTS_PER_NODE)
-    usual = Work(rollouts=4 * slots, turns=5, policy=THINKS, ahead=128)
+    usual = Work(rollouts=4 * slots, turns=5, policy=THINKS, ahead=512)
     shapes = {"needs": lambda group: Needs(shape=f"task{group % 40}")}
     for situation in (
         Situation("containers, 2 cores", DOCKER, usual, shapes),
