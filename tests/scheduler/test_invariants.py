@@ -221,7 +221,8 @@ class Executor(RuleBasedStateMachine):
             assert starting == seen[host]["starting"]
             assert not cold or starting <= seen[host]["start_limit"]
             assert not cold or not seen[host]["rests_s"], "a host that rests starts nothing"
-            assert not any(isinstance(c, Start) for c in commands) or len(here) <= (box.up.slots or math.inf)
+            begun = [c for c in commands if isinstance(c, Start) and c.host == host]
+            assert not begun or len(here) <= (box.up.slots or math.inf)
             idle = [needs for needs in NEEDS for _ in range((box.warm + box.warming)[needs.shape])]
             memory_mib = sum(attempt.needs.memory_mib for attempt in here) + sum(needs.memory_mib for needs in idle)
             assert not cold or memory_mib <= (box.up.memory_mib or math.inf)
