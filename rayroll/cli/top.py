@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import socket
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rayroll.errors import InfraFailure
-from rayroll.executor.board import boards
+from rayroll.executor.board import boards, join
 
 __all__ = ["top"]
 
-KNOCK_S = 5.0
-"""Longest wait for the head to be reached."""
 STAGES = {"waiting": "wait", "start": "start", "policy": "policy", "exec": "exec", "grade": "grade", "close": "close"}
 
 
@@ -33,23 +28,11 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document for each look.")] = False,
 ) -> None:
     """Show what every executor is doing: slots, phases, rates, failures by fault, slowest hosts and tasks."""
-    _connect(address)
+    join(address)
     try:
         asyncio.run(_watch(every_s, once=once, as_json=as_json))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-
-
-def _connect(address: str) -> None:
-    import ray
-
-    ip, _, port = address.rpartition(":")
-    try:
-        if port.isdigit():  # Ray itself knocks for minutes
-            socket.create_connection((ip.removeprefix("ray://"), int(port)), timeout=KNOCK_S).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except OSError as error:
-        raise InfraFailure("no Ray cluster is there; start one, or give its --address", reason=str(error)) from None
 
 
 async def _watch(every_s: float, *, once: bool, as_json: bool) -> None:

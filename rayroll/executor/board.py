@@ -6,6 +6,8 @@ The driver writes it once a second; ``rayroll top`` finds the boards of all exec
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import statistics
 import time
 from collections import Counter, defaultdict, deque
@@ -14,11 +16,12 @@ from typing import Any
 
 import ray
 
+from rayroll.errors import InfraFailure
 from rayroll.executor.link import HOST_PREFIX, NAMESPACE, remote_call
 from rayroll.scheduler import Snapshot
 from rayroll.types import Rollout
 
-__all__ = ["Tally", "boards"]
+__all__ = ["Tally", "boards", "join"]
 
 WINDOW_S = 60.0
 """Rates are over this long."""
@@ -27,6 +30,8 @@ KEPT = 50
 SHOWN = 10
 """Hosts and tasks on a board, the slowest first."""
 READ_S = 5.0
+KNOCK_S = 5.0
+"""Longest wait for the head to be reached."""
 
 
 class Tally:
@@ -103,6 +108,24 @@ def _middle(values: deque[float] | None) -> float | None:
 
 def _slowest(item: Mapping[str, Any]) -> float:
     return -(item["start_p50_s"] or 0.0)
+
+
+def join(address: str) -> None:
+    """Connect this process to a Ray cluster, to look at it.
+
+    Args:
+        address: ``IP:PORT``, ``ray://...``, or ``auto`` for the one of this machine.
+
+    Raises:
+        InfraFailure: There is none.
+    """
+    ip, _, port = address.rpartition(":")
+    try:
+        if port.isdigit():  # Ray itself knocks for minutes
+            socket.create_connection((ip.removeprefix("ray://"), int(port)), timeout=KNOCK_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except OSError as error:
+        raise InfraFailure("no Ray cluster is there; start one, or give its --address", reason=str(error)) from None
 
 
 async def boards() -> list[dict[str, Any]]:

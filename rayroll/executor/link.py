@@ -168,6 +168,8 @@ class HostLink:
 
         Two tasks of one id are two tasks: somebody may have changed one between two runs.
         """
+        if self._lost is not None:
+            raise self._lost
         versions = self._taught.setdefault(task.id, [])
         taught = next((t for t in versions if t.task is task or t.task == task), None)
         if taught is None:
