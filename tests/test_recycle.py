@@ -23,6 +23,7 @@ PORTRAIT = r"""
 find / \( -path /proc -o -path /sys {skip} \) -prune -o -type d -printf '%p %y %m %U:%G %T@\n' \
     -o -printf '%p %y %m %U:%G %s %T@ %n %l\n' 2>/dev/null | sort
 md5sum /app/*.txt /app/sub/*.txt /app/sub/deeper/*.txt /etc/passwd /etc/hosts 2>&1
+perl -e '($t,$d)=qw(user planted); print syscall(250, 10, -4, $t, $d, 0), " $!\n"'
 cat /proc/self/mountinfo /proc/sysvipc/* /proc/1/oom_score_adj
 grep -v -e pending -e 'Max processes' /proc/1/limits
 pwd; umask; ulimit -a; env | grep -v -e ^_= | sort; type planted 2>&1
@@ -98,6 +99,7 @@ ATTACKS = {
     "holds a deleted file open": "exec 9> /app/gone; rm /app/gone; sleep 1000 & sleep 0.1",
     "fills memory folders": "head -c 100M /dev/zero > /dev/shm/full; sleep 0.1",
     "leaves message queues": "touch /dev/mqueue/queue",
+    "leaves a key": "perl -e '($t,$d,$v)=qw(user planted secret); syscall 248, $t, $d, $v, 6, -4'",
 }
 ALWAYS_QUARANTINED = {
     "leaves shared memory": "perl -e 'shmget(1234, 100, 01600) or die'",

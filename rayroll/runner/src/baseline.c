@@ -545,6 +545,7 @@ static bool restore(struct table *t, const struct head *head) {
     mounts_free(&mounts);
     const char *other = facts_other(&head->facts, &now);
     if (other) return dirty(t, "not as it was:", other);
+    if (keys_can_be_left()) return dirty(t, "there may be something in", "the kernel's keyrings");
     for (u64 i = 0; i < t->row_n; i++) t->rows[i].flags &= ~(u32)(GONE | TOUCHED | CHANGED); /* of one that was cut short */
     int root = open("/", FOLDER);
     bool ok = root >= 0 && check_folder(t, 0, root, 0) && go_back(t) && digest(t);

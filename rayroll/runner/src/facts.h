@@ -12,6 +12,7 @@ struct mounts { char **opaque; size_t n; }; /* where nobody can write, or the ke
 
 bool facts_read(struct facts *f, struct mounts *m);
 const char *facts_other(const struct facts *a, const struct facts *b); /* the first that differs; NULL: none */
+bool keys_can_be_left(void); /* the kernel's keyrings are open to commands, and nobody can see all that is in them */
 bool mounts_opaque(const struct mounts *m, const char *path);
 void mounts_free(struct mounts *m);
 
