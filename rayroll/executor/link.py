@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,7 +127,7 @@ class HostLink:
         """
         # A step must not run twice: no task retries. A restarted host would have forgotten its sessions: no restarts.
         actor = ray.remote(NodeHost).options(
-            name=f"{HOST_PREFIX}{self._setup.owner}",
+            name=f"{HOST_PREFIX}{self._setup.owner}-{secrets.token_hex(3)}",
             namespace=NAMESPACE,
             max_restarts=0,
             max_task_retries=0,
