@@ -88,7 +88,9 @@ def python_for_anybody() -> tuple[str, dict[str, str]]:
     def executes(python: str) -> bool:
         words = [python, "-c", "import rayroll.substrates.local"]
         try:
-            subprocess.run(words, user=OTHER_UID, group=OTHER_UID, extra_groups=[], env=env, cwd="/", check=True)
+            subprocess.run(
+                words, user=OTHER_UID, group=OTHER_UID, extra_groups=[], env=env, cwd="/", capture_output=True, check=True
+            )  # fmt: skip
         except (OSError, subprocess.CalledProcessError):
             return False
         return True
