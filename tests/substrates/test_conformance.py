@@ -89,7 +89,8 @@ def python_for_anybody() -> tuple[str, dict[str, str]]:
         words = [python, "-c", "import rayroll.substrates.local"]
         try:
             subprocess.run(
-                words, user=OTHER_UID, group=OTHER_UID, extra_groups=[], env=env, cwd="/", capture_output=True, check=True
+                words, user=OTHER_UID, group=OTHER_UID, extra_groups=[],
+                env=env, cwd="/", capture_output=True, check=True,
             )  # fmt: skip
         except (OSError, subprocess.CalledProcessError):
             return False
