@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from rayroll.errors import InfraFailure
-from rayroll.runner.client import Greeting, RunnerClient
+from rayroll.runner.client import Greeting, RunnerClient, Tree
 from rayroll.substrates import Channel, Lease, Sandbox, SandboxSpec, Substrate
 from rayroll.substrates._shield import finish
 from rayroll.timing import Recorder
 from rayroll.types import Task
 
-__all__ = ["Live", "start"]
+__all__ = ["Live", "reconnect", "start"]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Live:
-    """A started sandbox and the open line to its runner."""
+    """A started sandbox and the open line to its runner, for one session at a time."""
 
     substrate: Substrate
     sandbox: Sandbox
@@ -30,6 +30,10 @@ class Live:
     After a re-attachment ``runner.greeting`` tells what commands have made of them."""
     cold_start_s: float
     """``create`` to the runner's accepted hello; pull, build and admission apart."""
+    baseline: Tree | None = None
+    """What a recycled one has to be equal to; None: it is not recycled."""
+    uses: int = 0
+    """Sessions that it was given to."""
 
     @property
     def is_isolated(self) -> bool:
@@ -43,6 +47,12 @@ class Live:
     def workdir(self, task: Task) -> str:
         """Where the task's commands start, as the runner calls it."""
         return self.path(task.workdir) if task.workdir != "/" else self.born.cwd
+
+    async def no_op(self, user: str | None, recorder: Recorder) -> None:
+        """Run nothing as that user, as part of the setup. Raises CallerError, TaskError where it cannot be run."""
+        start_ns = recorder.now_ns()
+        result = await self.runner.exec(":", user=user, carry=False)
+        recorder.add_command(start_ns, start_ns + result.timing.round_trip_ns, result.timing, within="setup")
 
     async def end(self) -> None:
         """Destroy the sandbox, however often the caller is cancelled meanwhile. Raises SubstrateError."""
@@ -79,12 +89,7 @@ async def start(
     sandbox = await substrate.create(spec, lease)
     created_ns = recorder.now_ns()
     try:
-        runner = await RunnerClient.connect(
-            sandbox.channel,
-            lease_s=lease.duration_s,
-            hello_timeout_s=hello_timeout_s,
-            reopen=_reopener(substrate, sandbox) if substrate.reattach else None,
-        )
+        runner = await _connect(substrate, sandbox, lease.duration_s, hello_timeout_s)
     except BaseException:
         await _destroy_quietly(substrate, sandbox)
         raise
@@ -97,7 +102,29 @@ async def start(
         recorder.add_sequence(start_ns, created_ns, parts, before="queue")
         recorder.add("connect", created_ns, connected_ns)
     started_s = sandbox.phases_s.get("create", 0.0) + sandbox.phases_s.get("boot", 0.0)
-    return Live(substrate, sandbox, runner, runner.greeting, started_s + (connected_ns - created_ns) / 1e9)
+    cold_start_s = started_s + (connected_ns - created_ns) / 1e9
+    return Live(substrate, sandbox, runner, runner.greeting, cold_start_s)
+
+
+async def reconnect(live: Live, channel: Channel, hello_timeout_s: float) -> None:
+    """Speak to the runner of a sandbox that its substrate has restored: it has never heard of us.
+
+    Raises:
+        StartTimeoutError, ProtocolError: It does not answer, or not as it should.
+    """
+    await live.runner.close()
+    live.sandbox.channel = channel
+    live.runner = await _connect(live.substrate, live.sandbox, live.sandbox.ref.lease_s, hello_timeout_s)
+    live.born = live.runner.greeting
+
+
+async def _connect(substrate: Substrate, sandbox: Sandbox, lease_s: float, hello_timeout_s: float) -> RunnerClient:
+    return await RunnerClient.connect(
+        sandbox.channel,
+        lease_s=lease_s,
+        hello_timeout_s=hello_timeout_s,
+        reopen=_reopener(substrate, sandbox) if substrate.reattach else None,
+    )
 
 
 def _reopener(substrate: Substrate, sandbox: Sandbox) -> Callable[[], Awaitable[Channel]]:

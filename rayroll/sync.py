@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rayroll.errors import CallerError, ClosedError
+from rayroll.pool import PoolStats
 from rayroll.session import Client, Session, SessionConfig
 from rayroll.substrates import Substrate
 from rayroll.types import ExecResult, Grade, Rung, Task
@@ -129,6 +130,23 @@ class SyncClient:
                 trusted=trusted,
             )
         )
+
+    def warm(self, task: Task, *, trusted: bool = False) -> bool:
+        """See ``Client.warm``."""
+        return portal().run(self._client.warm(task, trusted=trusted))
+
+    def cool(self, task: Task | None = None, *, trusted: bool = False, most: int | None = None) -> int:
+        """See ``Client.cool``."""
+        return portal().run(self._client.cool(task, trusted=trusted, most=most))
+
+    def shape(self, task: Task, *, trusted: bool = False) -> str:
+        """See ``Client.shape``."""
+        return self._client.shape(task, trusted=trusted)
+
+    @property
+    def pool(self) -> PoolStats:
+        """What the pool of idle sandboxes holds and has done."""
+        return self._client.pool.stats
 
     def close(self) -> None:
         """Close every session and the substrate. Idempotent."""

@@ -250,6 +250,12 @@ class Turn:
     group_id: str | None = None
     sample_index: int = 0
     seed: int | None = None
+    policy_version: int | None = None
+    """What ``Run.resume`` said last."""
+    attempt: int = 1
+    """Which try at this rollout: it begins again where the machine failed, and a spare may run beside."""
+    result: ExecResult | None = None
+    """All about the last command; None at the first turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +285,8 @@ class Step:
     timing: CommandTiming
     phases_s: Mapping[str, float]
     """This action's own seconds: dispatch, transport, spawn, run, drain, host, return, policy."""
+    policy_version: int | None = None
+    """Of the policy that chose it: as its act says, else as the run was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +337,8 @@ class Rollout:
     work_digest: str = ""
     """Digest over exit codes, final diff and test outcomes: equal on every substrate for equal work."""
     node: str = ""
+    host: str = ""
+    """Which of the executor's hosts had its sandbox."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the run that made it wants to group by, such as the sweep cell."""
 

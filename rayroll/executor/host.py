@@ -16,11 +16,12 @@ from typing import Any
 import ray.util
 
 from rayroll.errors import ClosedError, InfraFailure, RayrollError
-from rayroll.executor._process import settle
+from rayroll.executor._process import free_memory_mib, memory_pressure, settle
 from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
     Close,
     Completion,
+    CoolDown,
     Exec,
     HostInfo,
     HostSetup,
@@ -29,6 +30,7 @@ from rayroll.executor.messages import (
     Message,
     Open,
     Opened,
+    WarmUp,
 )
 from rayroll.session import Client, Session, SessionConfig
 from rayroll.timing import clock_id
@@ -55,12 +57,15 @@ class NodeHost:
             owner=setup.owner,
         )
         self._tasks: dict[str, Task] = {}
+        self._named: dict[str, str] = {}
+        """Tasks by the shape of their sandboxes."""
         self._sessions: dict[str, Session] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._done: deque[Completion] = deque()
         self._pollers: deque[asyncio.Future[None]] = deque()
         self._lags_s: deque[float] = deque(maxlen=_LAG_KEPT)
         self._lag_task: asyncio.Task[None] | None = None
+        self._board: dict[str, Any] | None = None
         self._listener = Listener(self._accept)
         self._line: Line | None = None
 
@@ -74,12 +79,15 @@ class NodeHost:
             )
         process = settle()
         await self._client.__aenter__()
+        self._client.pool.on_gone = self._on_gone
         self._lag_task = asyncio.get_running_loop().create_task(self._measure_lag())
         return HostInfo(socket.gethostname(), os.getpid(), clock_id(), {**probe.facts, **process})
 
     async def add_task(self, key: str, task: Task) -> None:
         """Make a task known under a name, before a message uses it."""
         self._tasks[key] = task
+        for trusted in (False, True):
+            self._named[self._client.shape(task, trusted=trusted)] = task.id
 
     async def listen(self) -> LineAddress:
         """Take one driver's direct line; then messages come and completions go by it, as long as it is up.
@@ -126,7 +134,17 @@ class NodeHost:
             rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             loop_lag_p50_ms=lags[len(lags) // 2] * 1e3,
             loop_lag_p99_ms=lags[min(len(lags) - 1, len(lags) * 99 // 100)] * 1e3,
+            free_memory_mib=free_memory_mib(),
+            pressure=memory_pressure(),
         )
+
+    async def hang_up(self, board: dict[str, Any]) -> None:
+        """Keep what the driver says of itself, for whoever asks."""
+        self._board = board
+
+    async def board(self) -> dict[str, Any] | None:
+        """What the driver said last; None: nothing."""
+        return self._board
 
     async def close(self) -> None:
         """End all work and free every sandbox. Idempotent."""
@@ -143,7 +161,7 @@ class NodeHost:
 
     async def _answer(self, request_id: int, message: Message, arrived_ns: int) -> None:
         value, error = None, None
-        session = self._sessions.get(message.session)
+        session = self._session_of(message)
         try:
             value = await self._do(message)
         except RayrollError as caught:
@@ -151,10 +169,13 @@ class NodeHost:
         except Exception as caught:  # a bug of ours must end that rollout with its traceback, not hang it
             logger.exception("host: %s failed", type(message).__name__)
             error = InfraFailure("unexpected error in the host", error=repr(caught), message=type(message).__name__)
-        session = session or self._sessions.get(message.session)
+        session = session or self._session_of(message)
         # The driver keeps them: a session would gather half a million tuples an hour here.
         spans = session.recorder.take() if session is not None else ()
         self._tell(Completion(request_id, value, error, arrived_ns, 0, spans))
+
+    def _session_of(self, message: Message) -> Session | None:
+        return None if isinstance(message, WarmUp | CoolDown) else self._sessions.get(message.session)
 
     def _tell(self, completion: Completion) -> None:
         if self._line is not None and self._line.is_up:
@@ -170,6 +191,10 @@ class NodeHost:
     async def _do(self, message: Message) -> Any:
         if isinstance(message, Open):
             return await self._open(message)
+        if isinstance(message, WarmUp):
+            return await self._warm_up(message)
+        if isinstance(message, CoolDown):
+            return await self._client.cool(self._tasks[message.task], trusted=message.trusted, most=1)
         session = self._sessions.get(message.session)
         if isinstance(message, Close):
             if session is not None:
@@ -177,7 +202,8 @@ class NodeHost:
                     await session.close()
                 finally:
                     self._sessions.pop(message.session, None)
-            return None
+                return session.is_recycled
+            return False
         if session is None:
             raise ClosedError("no such session in this host", session=message.session)
         if isinstance(message, Exec):
@@ -198,6 +224,18 @@ class NodeHost:
         sandbox = await session.booted()
         assert session.cold_start_s is not None
         return Opened(sandbox.rung, sandbox.system, session.cold_start_s, session.first_action_s)
+
+    async def _warm_up(self, message: WarmUp) -> float | None:
+        task = self._tasks[message.task]
+        begun_s = time.monotonic()
+        is_kept = await self._client.warm(task, trusted=message.trusted)
+        return time.monotonic() - begun_s if is_kept else None
+
+    def _on_gone(self, shape: str) -> None:
+        name = self._named.get(shape)
+        if name is not None:
+            now_ns = time.monotonic_ns()
+            self._tell(Completion(0, name, None, now_ns, 0, ()))
 
     async def _measure_lag(self) -> None:
         while True:

@@ -9,7 +9,20 @@ from typing import Any, NamedTuple
 from rayroll.errors import RayrollError
 from rayroll.types import Rung
 
-__all__ = ["Close", "Completion", "Exec", "HostInfo", "HostSetup", "HostStats", "Judge", "Message", "Open", "Opened"]
+__all__ = [
+    "Close",
+    "Completion",
+    "CoolDown",
+    "Exec",
+    "HostInfo",
+    "HostSetup",
+    "HostStats",
+    "Judge",
+    "Message",
+    "Open",
+    "Opened",
+    "WarmUp",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,10 @@ class HostStats:
     loop_lag_p50_ms: float
     loop_lag_p99_ms: float
     """How late the host's event loop wakes up, over the last minute."""
+    free_memory_mib: int | None = None
+    """Of the node."""
+    pressure: float | None = None
+    """Share of the last ten seconds in which some process stalled for memory; None: the kernel does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +97,28 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Destroy the sandbox. Answered with None; of a session that is unknown as well."""
+    """End a session. Answered with whether its sandbox was made clean and is kept; False for one that is unknown."""
 
     session: str
 
 
-Message = Open | Exec | Judge | Close
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Start a sandbox ahead of need. Answered with the seconds it took; None: the host keeps as many as it may."""
+
+    task: str
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CoolDown:
+    """Take one idle sandbox of this task down, if there is one. Answered with None."""
+
+    task: str
+    trusted: bool
+
+
+Message = Open | Exec | Judge | Close | WarmUp | CoolDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +135,7 @@ class Completion(NamedTuple):
     """The answer to one message, with what the host measured about it. A tuple, as ``Exec``: many a millisecond."""
 
     request_id: int
+    """0: nobody asked; ``value`` is the name of a task of which an idle sandbox is no more."""
     value: Any
     error: RayrollError | None
     arrived_ns: int

@@ -43,7 +43,7 @@ from rayroll.runner.protocol import (
 from rayroll.runner.tree import Entry, entries_from_tar, entries_to_tar, pack_entries, unpack_entries
 from rayroll.types import ExecResult
 
-__all__ = ["SYSTEM_FOLDERS", "Greeting", "RunnerClient"]
+__all__ = ["SYSTEM_FOLDERS", "Greeting", "RunnerClient", "Tree"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,17 @@ class Greeting:
     cwd: str
     env: Mapping[str, str]
     """The runner's own variables: what the image and the substrate set, whatever commands exported since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What a baseline or a reset found."""
+
+    digest: str
+    """SHA-256, in hex, over names, kinds, modes, owners and times, and of each file its contents or its identity."""
+    entries: int
+    repaired: int
+    """Entries that a reset removed, made again or set back."""
 
 
 class _StreamEnded(SandboxLostError):
@@ -230,6 +241,37 @@ class RunnerClient:
         """End every process but the runner; returns how many requests were under way."""
         reply, _ = await self._start(FrameType.KILL_ALL, b"").done
         return number(reply, Tag.COUNT)
+
+    async def ping(self) -> None:
+        """Hear from the runner. Raises SandboxLostError."""
+        await self._start(FrameType.LEASE, b"").done
+
+    async def baseline(self, keep: Iterable[str] = (), *, most_bytes: int = 32 << 20) -> Tree:
+        """Remember everything that can be written in the sandbox, so that ``reset`` can go back to it.
+
+        Args:
+            keep: Absolute paths below which the runner keeps copies of files; elsewhere a changed file is for ever.
+            most_bytes: Of all copies; they count as the sandbox's memory.
+
+        Raises:
+            SandboxFileError: Something could not be read, or there is no room for the table.
+        """
+        fields: dict[int, int | bytes] = {
+            Tag.KEEP: b"".join(encoded(path, "path") + b"\0" for path in keep),
+            Tag.MAX_BYTES: most_bytes,
+        }
+        return _tree_of((await self._start(FrameType.BASELINE, encode_fields(fields)).done)[0])
+
+    async def reset(self) -> Tree:
+        """End every process, forget directory and variables, and go back to the baseline.
+
+        The sandbox is clean only where the digest that comes back is the baseline's.
+
+        Raises:
+            SandboxFileError: Something cannot be undone; says what (errno EUCLEAN), or there is no baseline.
+            InfraFailure: A process cannot be killed, or the runner is not PID 1 and so cannot know.
+        """
+        return _tree_of((await self._start(FrameType.RESET, b"").done)[0])
 
     # --- files; paths are bytes, and text is encoded as the file system does ---
 
@@ -400,6 +442,8 @@ class RunnerClient:
             self._acks += encode_frame(FrameType.ACK, self._epoch, frame.request_id)
             if call is not None:
                 self._reply(call, frame)
+        elif frame.type == FrameType.LEASE_OK and call is not None:
+            self._reply(call, frame)
         elif frame.type == FrameType.WANT and call is not None:
             call.body_taken += number(decode_fields(frame.payload), Tag.BYTES)
             self._upload(call)
@@ -608,6 +652,10 @@ class RunnerClient:
 
 def _tree_fields(path: str | bytes, exclude: Iterable[bytes], flags: int) -> dict[int, int | bytes]:
     return {Tag.PATH: encoded(path, "path"), Tag.FLAGS: flags, Tag.EXCLUDE: b"".join(e + b"\0" for e in exclude)}
+
+
+def _tree_of(reply: Mapping[int, bytes]) -> Tree:
+    return Tree(reply[Tag.SHA256].hex(), number(reply, Tag.COUNT), number(reply, Tag.REPAIRED))
 
 
 def _greeting(fields: Mapping[int, bytes]) -> Greeting:

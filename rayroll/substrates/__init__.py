@@ -229,6 +229,25 @@ class Substrate(ABC):
         """Why a sandbox ended, as far as this substrate can tell (``oom``, ``exit 137``); "" when it cannot."""
         return ""
 
+    async def killed_for_memory(self, ref: SandboxRef) -> bool:
+        """Whether something in a sandbox that lives was killed for want of memory, as far as its runner cannot see that
+        itself: a later ``cause_of_death`` would blame whoever is in it then."""
+        return False
+
+    async def restore(self, ref: SandboxRef) -> Channel:
+        """Take a sandbox back to what it was when ``create`` returned: files, memory and processes.
+
+        For substrates that can by themselves (a saved state of a VM, a checkpoint): they override this, and may then be
+        asked for ``reset="restore"``.
+
+        Returns:
+            A new channel, its runner not yet spoken to.
+
+        Raises:
+            SubstrateError: It could not; the caller destroys the sandbox.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot restore a sandbox", id=ref.id)
+
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         """Switch the network of a running sandbox, where a task's phases differ. Raises ConfigError if impossible."""
         raise ConfigError(f"substrate {self.kind!r} cannot switch the network of a running sandbox", enabled=enabled)

@@ -244,6 +244,12 @@ class LocalSubstrate(Substrate):
         else:
             await finish(asyncio.to_thread(_remove, self._opened().base, ref.id))
 
+    async def killed_for_memory(self, ref: SandboxRef) -> bool:
+        node, box = self._opened(), self._boxes.get(ref.id)
+        if box is None or node.cgroups is None or not box.remains.cgroups:
+            return False
+        return await asyncio.to_thread(node.cgroups.killed_for_memory, ref.id)
+
     async def cause_of_death(self, ref: SandboxRef) -> str:
         box = self._boxes.get(ref.id)
         if box is not None:

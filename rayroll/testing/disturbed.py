@@ -133,6 +133,9 @@ class Disturbed(Substrate):
             return self.config.cause
         return await self.inner.cause_of_death(ref)
 
+    async def killed_for_memory(self, ref: SandboxRef) -> bool:
+        return await self.inner.killed_for_memory(ref)
+
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         await self.inner.set_network(ref, enabled)
 

@@ -38,6 +38,7 @@ void request_ack(u32 id) { (void)id; }
 void request_data(u32 id, struct bytes data) { (void)id; link_sent(data.n % 1000); }
 void request_data_end(u32 id) { (void)id; }
 void requests_kill_all(u32 id) { link_send(F_RESULT, id, (struct bytes){NULL, 0}); }
+void requests_reset(u32 id, struct bytes payload) { request_start(F_RESET, id, payload); }
 void requests_rewind(struct bytes pending, struct buf *known) { buf_add(known, pending.p, pending.n - pending.n % 4); }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {

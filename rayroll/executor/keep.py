@@ -1,0 +1,86 @@
+"""Idle sandboxes on hosts: started ahead of need and taken down, as the scheduler says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rayroll.errors import RayrollError
+from rayroll.executor.hosts import Hosts
+from rayroll.executor.messages import CoolDown, WarmUp
+from rayroll.scheduler import Event, Warmed
+from rayroll.types import Task
+
+__all__ = ["IdleKeeper"]
+
+logger = logging.getLogger(__name__)
+
+START_S = 960.0
+"""Longest start ahead of need, its image's pull and build included."""
+END_S = 60.0
+
+
+class IdleKeeper:
+    """Does what the scheduler decides about idle sandboxes."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, tuple[Task, bool]] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._hosts: Hosts
+        self._post: Callable[[Event], None]
+
+    def open(self, hosts: Hosts, post: Callable[[Event], None]) -> None:
+        """Before the first command."""
+        self._hosts, self._post = hosts, post
+
+    def know(self, task: Task, *, trusted: bool) -> None:
+        """Sandboxes may be wanted for this task; a shape's name is its task's id."""
+        self._tasks[task.id] = (task, trusted)
+
+    def warm(self, host: str, shape: str) -> None:
+        """See ``Keeper``."""
+        self._begin(self._warm(host, shape))
+
+    def cool(self, host: str, shape: str) -> None:
+        """See ``Keeper``."""
+        self._begin(self._cool(host, shape))
+
+    async def close(self) -> None:
+        """Give up what is under way; the hosts end what they keep."""
+        for work in self._working:
+            work.cancel()
+        if self._working:
+            await asyncio.wait(self._working)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="idle sandbox")
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    async def _warm(self, host: str, shape: str) -> None:
+        task, trusted = self._tasks[shape]
+        took_s, retry_after_s = None, None
+        try:
+            async with self._hosts.lend(host) as link:
+                message = WarmUp(await link.teach(task), trusted)
+                done = await link.call(message, deadline_s=START_S)
+            if done.error is not None:
+                raise done.error
+            if done.value is None:  # the scheduler had not heard of some
+                self._post(Warmed(host, shape, None, is_full=True))
+                return
+            took_s = done.value
+        except RayrollError as error:
+            logger.warning("no sandbox could be started ahead of need: host=%s task=%s %s", host, shape, error)
+            retry_after_s = error.facts.get("retry_after_s")
+        self._post(Warmed(host, shape, took_s, retry_after_s))
+
+    async def _cool(self, host: str, shape: str) -> None:
+        task, trusted = self._tasks[shape]
+        try:
+            async with self._hosts.lend(host) as link:
+                await link.call(CoolDown(await link.teach(task), trusted), deadline_s=END_S)
+        except RayrollError as error:
+            logger.info("an idle sandbox is left to its host: host=%s %s", host, error)
