@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rayroll.errors import InfraFailure
-from rayroll.runner.client import Greeting, RunnerClient, Tree
-from rayroll.substrates import Channel, Lease, Sandbox, SandboxSpec, Substrate
+from rayroll.runner.client import Greeting, Resume, RunnerClient, Tree
+from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, Substrate, can_adopt
 from rayroll.substrates._shield import finish
 from rayroll.timing import Recorder
-from rayroll.types import Task
+from rayroll.types import Rung, Task
 
-__all__ = ["Live", "reconnect", "start"]
+__all__ = ["Live", "Ticket", "adopt", "reconnect", "start"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What another process must know to take a sandbox over when the one that holds it has died."""
+
+    ref: SandboxRef
+    resume: Resume
+    born: Greeting
+    rung: Rung
+    system: Literal["image", "host"]
+    cold_start_s: float
+    baseline: Tree | None
+    uses: int
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +68,16 @@ class Live:
         start_ns = recorder.now_ns()
         result = await self.runner.exec(":", user=user, carry=False)
         recorder.add_command(start_ns, start_ns + result.timing.round_trip_ns, result.timing, within="setup")
+
+    def ticket(self) -> Ticket | None:
+        """For whoever takes it over; None: its substrate has no way to do that."""
+        if not can_adopt(self.substrate) or not self.is_isolated:
+            return None
+        sandbox = self.sandbox
+        resume = self.runner.resume()
+        return Ticket(
+            sandbox.ref, resume, self.born, sandbox.rung, sandbox.system, self.cold_start_s, self.baseline, self.uses
+        )
 
     async def end(self) -> None:
         """Destroy the sandbox, however often the caller is cancelled meanwhile. Raises SubstrateError."""
@@ -106,6 +131,33 @@ async def start(
     return Live(substrate, sandbox, runner, runner.greeting, cold_start_s)
 
 
+async def adopt(
+    substrate: Substrate, ticket: Ticket, lease: Lease, *, under_way: int | None, hello_timeout_s: float
+) -> Live:
+    """Take over a sandbox whose host has died, with whatever runs in it.
+
+    Args:
+        substrate: Open, on the node that the sandbox is on.
+        ticket: From the host before.
+        lease: Who it belongs to from now on.
+        under_way: Number of the command that was asked for and not answered (see ``Resume``).
+        hello_timeout_s: Longest wait for the runner's answer.
+
+    Raises:
+        SandboxLostError: It is gone, or it is another one.
+        SubstrateError, ProtocolError: It cannot be reached.
+    """
+    channel = await substrate.adopt(ticket.ref, lease)
+    sandbox = Sandbox(ticket.ref, channel, ticket.rung, {}, ticket.system)
+    resume = replace(ticket.resume, under_way=under_way)
+    try:
+        runner = await _connect(substrate, sandbox, lease.duration_s, hello_timeout_s, resume)
+    except BaseException:
+        await _destroy_quietly(substrate, sandbox)
+        raise
+    return Live(substrate, sandbox, runner, ticket.born, ticket.cold_start_s, ticket.baseline, ticket.uses)
+
+
 async def reconnect(live: Live, channel: Channel, hello_timeout_s: float) -> None:
     """Speak to the runner of a sandbox that its substrate has restored: it has never heard of us.
 
@@ -118,12 +170,15 @@ async def reconnect(live: Live, channel: Channel, hello_timeout_s: float) -> Non
     live.born = live.runner.greeting
 
 
-async def _connect(substrate: Substrate, sandbox: Sandbox, lease_s: float, hello_timeout_s: float) -> RunnerClient:
+async def _connect(
+    substrate: Substrate, sandbox: Sandbox, lease_s: float, hello_timeout_s: float, resume: Resume | None = None
+) -> RunnerClient:
     return await RunnerClient.connect(
         sandbox.channel,
         lease_s=lease_s,
         hello_timeout_s=hello_timeout_s,
         reopen=_reopener(substrate, sandbox) if substrate.reattach else None,
+        resume=resume,
     )
 
 

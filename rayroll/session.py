@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from rayroll import _grade as grading
-from rayroll._live import Live, start
+from rayroll._live import Live, Ticket, adopt, start
 from rayroll.errors import (
     CallerError,
     ClosedError,
@@ -185,6 +185,57 @@ class Client:
         self._sessions.add(session)
         return session
 
+    async def take_over(
+        self,
+        task: Task,
+        ticket: Ticket,
+        *,
+        left_s: float,
+        under_way: int | None = None,
+        group_id: str | None = None,
+        sample_index: int = 0,
+        seed: int | None = None,
+        trusted: bool = False,
+    ) -> Session:
+        """Go on with a session of another process, which has died, in its own sandbox.
+
+        Directory, variables and processes are as they were. What was under way there goes on: ``exec`` with its number
+        returns its result.
+
+        Args:
+            task: As there.
+            ticket: What that session said (``Session.ticket``).
+            left_s: Seconds to its deadline.
+            under_way: Number of the command that was asked for there and not answered.
+            group_id: As there.
+            sample_index: As there.
+            seed: As there.
+            trusted: As there.
+
+        Raises:
+            SandboxLostError: The sandbox is gone: its lease ran out, or its runner has ended.
+            SubstrateError, ProtocolError: It cannot be reached.
+            ClosedError: This client is not open.
+        """
+        session = self.open(
+            task, group_id=group_id, sample_index=sample_index, seed=seed, deadline_s=left_s, trusted=trusted
+        )
+        session._begin(
+            adopt(
+                self.substrate,
+                ticket,
+                self._lease,
+                under_way=under_way,
+                hello_timeout_s=self.config.hello_timeout_s,
+            )
+        )
+        try:
+            await session.booted()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
     async def warm(self, task: Task, *, trusted: bool = False) -> bool:
         """Start one more sandbox for sessions of this task; it is kept until one wants it, or for ``max_idle_s``.
 
@@ -319,7 +370,24 @@ class Session:
         """Begin to start the sandbox now, behind whatever the caller does next."""
         self._check_open()
         if self._booting is None:
-            self._booting = asyncio.get_running_loop().create_task(self._boot(), name=f"boot {self.id}")
+            self._begin(self._boot())
+
+    def _begin(self, getting: Coroutine[Any, Any, Live]) -> None:
+        self._booting = asyncio.get_running_loop().create_task(self._up(getting), name=f"boot {self.id}")
+
+    async def _up(self, getting: Coroutine[Any, Any, Live]) -> Live:
+        live = await getting
+        self._began_ns = self.recorder.now_ns()
+        return live
+
+    def ticket(self) -> Ticket | None:
+        """What another process must know to go on with this session (``Client.take_over``) if this one dies.
+
+        None: it cannot: the substrate has no way to do that, or there is no sandbox yet. It holds the key to the
+        sandbox's runner, so it is for no log.
+        """
+        live = self._live_nowait()
+        return None if live is None else live.ticket()
 
     async def booted(self) -> Sandbox:
         """The started sandbox. Raises what starting raised, each time it is asked."""
@@ -365,7 +433,6 @@ class Session:
                 await self._end_quietly(live)
                 raise
             self.first_action_s = self.cold_start_s + (self.recorder.now_ns() - start_ns) / 1e9
-        self._began_ns = self.recorder.now_ns()
         return live
 
     # --- what an agent does ---
@@ -379,6 +446,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
+        number: int | None = None,
     ) -> ExecResult:
         """Run a command as the task's agent; directory and exported variables carry over to the next.
 
@@ -392,6 +460,8 @@ class Session:
             env: Variables for this command alone.
             cwd: Directory for this command alone.
             stdin: What it can read; then, or at once, the end of file.
+            number: Names it for a session that goes on after this one (``Client.take_over``), so that it is not run
+                twice: ``NUMBERED_FROM`` to 2^32 - 1, each once.
 
         Raises:
             SandboxKilledError: The agent's doing ended the sandbox (fault ``policy``).
@@ -420,6 +490,7 @@ class Session:
                     timeout_s=min(limit_s, left_s),
                     idle_timeout_s=config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s,
                     output_cap_bytes=config.output_cap_bytes,
+                    number=number,
                 )
         except (CallerError, TaskError) as error:
             if error.facts.get("code") not in _AGENTS_DOING or cwd is not None or env:

@@ -339,6 +339,8 @@ class Rollout:
     node: str = ""
     host: str = ""
     """Which of the executor's hosts had its sandbox."""
+    moves: int = 0
+    """How often that host died, and the one after it went on with the sandbox."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the run that made it wants to group by, such as the sweep cell."""
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import ray.util
 
+from rayroll._live import Ticket
 from rayroll.errors import ClosedError, InfraFailure, RayrollError
 from rayroll.executor._process import free_memory_mib, memory_pressure, settle
 from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
+    Adopt,
     Close,
     Completion,
     CoolDown,
@@ -175,7 +177,9 @@ class NodeHost:
         self._tell(Completion(request_id, value, error, arrived_ns, 0, spans))
 
     def _session_of(self, message: Message) -> Session | None:
-        return None if isinstance(message, WarmUp | CoolDown) else self._sessions.get(message.session)
+        if isinstance(message, WarmUp | CoolDown):
+            return None
+        return self._sessions.get(message.open.session if isinstance(message, Adopt) else message.session)
 
     def _tell(self, completion: Completion) -> None:
         if self._line is not None and self._line.is_up:
@@ -191,6 +195,8 @@ class NodeHost:
     async def _do(self, message: Message) -> Any:
         if isinstance(message, Open):
             return await self._open(message)
+        if isinstance(message, Adopt):
+            return await self._adopt(message)
         if isinstance(message, WarmUp):
             return await self._warm_up(message)
         if isinstance(message, CoolDown):
@@ -207,7 +213,7 @@ class NodeHost:
         if session is None:
             raise ClosedError("no such session in this host", session=message.session)
         if isinstance(message, Exec):
-            return await session.exec(message.command, timeout_s=message.timeout_s)
+            return await session.exec(message.command, timeout_s=message.timeout_s, number=message.number)
         assert isinstance(message, Judge)
         return await session.grade(fingerprint=message.fingerprint)
 
@@ -223,7 +229,22 @@ class NodeHost:
         self._sessions[message.session] = session
         sandbox = await session.booted()
         assert session.cold_start_s is not None
-        return Opened(sandbox.rung, sandbox.system, session.cold_start_s, session.first_action_s)
+        return Opened(sandbox.rung, sandbox.system, session.cold_start_s, session.first_action_s, session.ticket())
+
+    async def _adopt(self, message: Adopt) -> Ticket | None:
+        opened = message.open
+        assert opened.deadline_s is not None
+        session = self._sessions[opened.session] = await self._client.take_over(
+            self._tasks[opened.task],
+            message.ticket,
+            left_s=opened.deadline_s,
+            under_way=message.under_way,
+            group_id=opened.group_id,
+            sample_index=opened.sample_index,
+            seed=opened.seed,
+            trusted=opened.trusted,
+        )
+        return session.ticket()
 
     async def _warm_up(self, message: WarmUp) -> float | None:
         task = self._tasks[message.task]

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from rayroll.executor.link import HostLink
 from rayroll.executor.messages import HostInfo, HostSetup, HostStats
 from rayroll.scheduler import Cooled, Event, HostDown, HostReport, HostUp
 
-__all__ = ["HostPlan", "Hosts", "Isolation"]
+__all__ = ["HostPlan", "Hosts", "Isolation", "Loan"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,23 @@ class Node:
     id: str
     name: str
     labels: Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Loan:
+    """A link for one attempt."""
+
+    link: HostLink
+    _next: Callable[[HostLink], Awaitable[HostLink]]
+
+    async def renew(self) -> HostLink:
+        """The host is lost: a link to the one that comes after it in the same place.
+
+        Raises:
+            InfraFailure: None does.
+        """
+        self.link = await self._next(self.link)
+        return self.link
 
 
 class Hosts:
@@ -115,13 +132,13 @@ class Hosts:
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch nodes")
 
     @contextlib.asynccontextmanager
-    async def lend(self, host: str) -> AsyncIterator[HostLink]:
+    async def lend(self, host: str) -> AsyncIterator[Loan]:
         """A link to a host, for one attempt. Raises InfraFailure where it is not there any more."""
         place = self._places.get(host)
         if place is None:
             raise HostLostError("the host is gone", host=host)
-        async with place.lend() as link:
-            yield link
+        async with place.lend() as loan:
+            yield loan
 
     async def stats(self) -> HostStats:
         """How the hosts are doing: sums, and the worst lag."""
@@ -216,6 +233,7 @@ class _Place(ABC):
         self._plan, self._numbers, self._post, self._on_hopeless = plan, numbers, post, on_hopeless
         self._keeping: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._news = asyncio.Event()
 
     def start(self) -> None:
         """Begin to keep a host here."""
@@ -235,7 +253,7 @@ class _Place(ABC):
         """A host is gone. Called before whoever waits for its answers hears of it, lest they be sent there again."""
 
     @abstractmethod
-    def lend(self) -> contextlib.AbstractAsyncContextManager[HostLink]:
+    def lend(self) -> contextlib.AbstractAsyncContextManager[Loan]:
         """A link for one attempt. Raises InfraFailure."""
 
     async def report(self) -> None:
@@ -250,6 +268,7 @@ class _Place(ABC):
     async def close(self, deadline_s: float) -> None:
         """Free everything that it owns, then end it."""
         self._is_closed = True
+        self._news.set()
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})
@@ -291,6 +310,7 @@ class _Place(ABC):
     def _up(self, info: HostInfo) -> None:
         self.info, self.error, self.is_up = info, None, True
         self.is_ready.set()
+        self._news.set()
         slots = self._plan.slots_per_node
         share = None if slots is None else -(-slots // self._plan.per_node)
         self._post(HostUp(self.name, node=self.node.name, slots=share, labels=self.node.labels))
@@ -303,6 +323,7 @@ class _Place(ABC):
     def _fail(self, error: RayrollError) -> None:
         self.error = error
         self.is_ready.set()
+        self._news.set()
         self._on_hopeless()
 
     def _on_gone(self, task: str) -> None:
@@ -336,11 +357,21 @@ class _SharedPlace(_Place):
         self._down()
 
     @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[HostLink]:
+    async def lend(self) -> AsyncIterator[Loan]:
         link = next(iter(self.links), None)
         if link is None:
             raise HostLostError("the host is gone", host=self.name)
-        yield link
+        yield Loan(link, self._next)
+
+    async def _next(self, lost: HostLink) -> HostLink:
+        while True:
+            for link in self.links:
+                if not link.is_lost:
+                    return link
+            if self._is_closed or self.error is not None:
+                raise HostLostError("the host is gone, and no other comes in its place", host=self.name)
+            self._news.clear()
+            await self._news.wait()
 
 
 class _ActorPlace(_Place):
@@ -368,20 +399,29 @@ class _ActorPlace(_Place):
         pass  # the others are untouched
 
     @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[HostLink]:
+    async def lend(self) -> AsyncIterator[Loan]:
         while self._idle and self._idle[-1].is_lost:
             self._drop(self._idle.pop())
+        loan = Loan(self._idle.pop() if self._idle else await self._another(), self._next)
         try:
-            link = self._idle.pop() if self._idle else await self._new_link_patiently()
+            yield loan
+        finally:
+            if loan.link.is_lost:
+                self._drop(loan.link)
+            else:
+                self._idle.append(loan.link)
+
+    async def _another(self) -> HostLink:
+        try:
+            return await self._new_link_patiently()
         except InfraFailure as error:
             self._down()
             self._fail(error)
             self._has_failed.set()
             raise
-        try:
-            yield link
-        finally:
-            if link.is_lost:
-                self._drop(link)
-            else:
-                self._idle.append(link)
+
+    async def _next(self, lost: HostLink) -> HostLink:
+        if self._is_closed:
+            raise HostLostError("the host is gone, and no other comes in its place", host=self.name)
+        self._drop(lost)
+        return await self._another()

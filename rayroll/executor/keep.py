@@ -63,9 +63,9 @@ class IdleKeeper:
         task, trusted = self._tasks[shape]
         took_s, retry_after_s = None, None
         try:
-            async with self._hosts.lend(host) as link:
-                message = WarmUp(await link.teach(task), trusted)
-                done = await link.call(message, deadline_s=START_S)
+            async with self._hosts.lend(host) as loan:
+                message = WarmUp(await loan.link.teach(task), trusted)
+                done = await loan.link.call(message, deadline_s=START_S)
             if done.error is not None:
                 raise done.error
             if done.value is None:  # the scheduler had not heard of some
@@ -80,7 +80,7 @@ class IdleKeeper:
     async def _cool(self, host: str, shape: str) -> None:
         task, trusted = self._tasks[shape]
         try:
-            async with self._hosts.lend(host) as link:
-                await link.call(CoolDown(await link.teach(task), trusted), deadline_s=END_S)
+            async with self._hosts.lend(host) as loan:
+                await loan.link.call(CoolDown(await loan.link.teach(task), trusted), deadline_s=END_S)
         except RayrollError as error:
             logger.info("an idle sandbox is left to its host: host=%s %s", host, error)

@@ -102,6 +102,7 @@ class HostLink:
         self._pollers: list[asyncio.Task[None]] = []
         self._lost: Exception | None = None
         self._is_lost = asyncio.Event()
+        self._told: set[Callable[[], None]] = set()
         self._line: Line | None = None
         self.info: HostInfo
         self.same_clock = False
@@ -111,6 +112,17 @@ class HostLink:
     def is_lost(self) -> bool:
         """The host is gone, or no longer to be relied on: every call raises."""
         return self._lost is not None
+
+    def tell(self, on_lost: Callable[[], None]) -> None:
+        """Call this once when the host is lost, as ``on_lost``; at once if it is."""
+        if self._lost is not None:
+            on_lost()
+        else:
+            self._told.add(on_lost)
+
+    def forget(self, on_lost: Callable[[], None]) -> None:
+        """Do not call this. Idempotent."""
+        self._told.discard(on_lost)
 
     async def wait_until_lost(self) -> None:
         """Return when the host is gone."""
@@ -282,6 +294,9 @@ class HostLink:
             self._lost = error
             self._is_lost.set()
             self._on_lost()
+            told, self._told = self._told, set()
+            for on_lost in told:
+                on_lost()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rayroll._live import Ticket
 from rayroll.errors import RayrollError
 from rayroll.types import Rung
 
 __all__ = [
+    "Adopt",
     "Close",
     "Completion",
     "CoolDown",
@@ -79,12 +81,25 @@ class Open:
     """Its commands come from rayroll's own scripted policies."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Go on with a session whose host has died. Answered with the ``Ticket`` for whoever comes next."""
+
+    open: Open
+    """As it was opened there, but for ``deadline_s``: what is left of it."""
+    ticket: Ticket
+    under_way: int | None
+    """Number of the command that was asked for and not answered."""
+
+
 class Exec(NamedTuple):
     """Run one command. Answered with an ``ExecResult``."""
 
     session: str
     command: str
     timeout_s: float | None
+    number: int
+    """Its own in the life of its sandbox: asked again with it, it is not run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ class CoolDown:
     trusted: bool
 
 
-Message = Open | Exec | Judge | Close | WarmUp | CoolDown
+Message = Open | Adopt | Exec | Judge | Close | WarmUp | CoolDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,8 @@ class Opened:
     system: str
     cold_start_s: float
     first_action_s: float | None
+    ticket: Ticket | None
+    """With which another host can go on where this one dies; None: none can."""
 
 
 class Completion(NamedTuple):

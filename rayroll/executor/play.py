@@ -17,11 +17,14 @@ from pydantic import Field
 from rayroll.config import Config
 from rayroll.errors import CallerError, Failure, HostLostError, RayrollError, StartTimeoutError
 from rayroll.executor.gate import Gate
-from rayroll.executor.link import CALL_S, HostLink
-from rayroll.executor.messages import Close, Completion, Exec, Judge, Message, Open, Opened
+from rayroll.executor.grip import Grip
+from rayroll.executor.hosts import Loan
+from rayroll.executor.link import CALL_S
+from rayroll.executor.messages import Close, Completion, Exec, Judge, Open, Opened
 from rayroll.policies import Policy
 from rayroll.policies.random import RandomPolicy
 from rayroll.policies.scripted import ScriptedPolicy
+from rayroll.runner.client import NUMBERED_FROM
 from rayroll.scheduler import End, Stage, StopReason
 from rayroll.session import SessionConfig, observation
 from rayroll.timing import Recorder
@@ -116,7 +119,7 @@ class Attempt:
         self,
         sample: Sample,
         rules: Rules,
-        link: HostLink,
+        loan: Loan,
         *,
         host: str,
         number: int,
@@ -131,7 +134,7 @@ class Attempt:
         Args:
             sample: What to play.
             rules: By whom, and by which rules.
-            link: On which host.
+            loan: On which host.
             host: The executor's name for it.
             number: From 1.
             boots_first: Ask the policy only when the sandbox is up: another attempt at this rollout has asked already.
@@ -141,7 +144,8 @@ class Attempt:
             on_reached: Told what is waited for from now on, how many seconds that may take, and how many are left until
                 the last action where that has become known.
         """
-        self._sample, self._link, self._policy, self._config = sample, link, rules.policy, rules.config
+        self._sample, self._policy, self._config = sample, rules.policy, rules.config
+        self._grip = Grip(loan, sample.task, lease_s=rules.session.lease_s, left_s=self._left_s)
         self._gate, self._on_started, self._on_reached = rules.gate, on_started, on_reached
         self._host, self._number, self._boots_first = host, number, boots_first
         self._deadline_s = rules.config.deadline_s or sample.task.agent_timeout_s
@@ -151,6 +155,8 @@ class Attempt:
         one lease before it says so."""
         # Not the rollout's id: what an earlier attempt left in the host must not be taken for this one's.
         self._session = secrets.token_hex(8)
+        self._first_number = NUMBERED_FROM + secrets.randbits(30)
+        """Of a command: a sandbox may have been another rollout's before."""
         self._recorder = Recorder()
         self._recorder.add("queue", asked_ns, granted_ns)
         self._asked_ns, self._granted_ns = asked_ns, granted_ns
@@ -288,20 +294,21 @@ class Attempt:
             async with self._limit("start", config.start_deadline_s + self._patience_s):
                 message = Open(
                     session=self._session,
-                    task=await self._link.teach(sample.task),
+                    task=await self._grip.link.teach(sample.task),
                     seed=sample.seed,
                     group_id=sample.group_id,
                     sample_index=sample.sample_index,
                     deadline_s=self._deadline_s,
                     trusted=is_trusted(self._policy),
                 )
-                done = await self._link.call(message)
+                done = await self._grip.link.call(message)
         except TimeoutError:
             raise StartTimeoutError("no sandbox in time", start_deadline_s=config.start_deadline_s) from None
         self._take_over(done, start_ns)
         if done.error is not None:
             raise done.error
         self._opened, self._opened_ns = done.value, self._covered_ns
+        self._grip.hold(message, done.value.ticket)
         self._reset_s = (self._opened_ns - start_ns) / 1e9
         self._on_started(done.value.cold_start_s, done.value.rung)
         self._on_reached("policy", config.policy_timeout_s, self._deadline_s)
@@ -367,7 +374,9 @@ class Attempt:
     async def _exec(self, act: Act) -> ExecResult:
         timeout_s = self._exec_timeout_s if act.timeout_s is None else act.timeout_s
         start_ns, mark, policy_ns = self._covered_ns, self._recorder.mark(), self._policy_ns
-        result: ExecResult = await self._ask("exec", Exec(self._session, act.command, timeout_s), timeout_s)
+        result: ExecResult = await self._ask(
+            "exec", Exec(self._session, act.command, timeout_s, self._first_number + len(self._steps)), timeout_s
+        )
         phases_s = self._recorder.phases_s(start_ns, self._covered_ns, since=mark)
         self._steps.append(
             Step(
@@ -390,12 +399,12 @@ class Attempt:
         self._recorder.add(phase, self._covered_ns, now_ns)
         self._covered_ns = now_ns
 
-    async def _ask(self, stage: Stage, message: Message, work_s: float) -> Any:
+    async def _ask(self, stage: Stage, message: Exec | Judge, work_s: float) -> Any:
         """Send a message whose work takes at most ``work_s``. Raises what the host answers, or HostLostError."""
         start_ns, within_s = self._covered_ns, work_s + self._patience_s
         try:
             async with self._limit(stage, within_s):
-                done = await self._link.call(message)
+                done = await self._grip.call(message)
         except TimeoutError:
             self._cover("return")  # waited for in vain
             raise HostLostError("no completion in time", waited_for=stage, deadline_s=within_s) from None
@@ -414,7 +423,7 @@ class Attempt:
             self._covered_ns,
             done.residence_ns,
             done.spans,
-            same_clock=self._link.same_clock,
+            same_clock=self._grip.link.same_clock,
             arrived_ns=done.arrived_ns,
         )
 
@@ -423,11 +432,13 @@ class Attempt:
         self._on_reached("close", None, None)
         start_ns = self._covered_ns
         try:
-            done = await self._link.call(Close(self._session), deadline_s=self._patience_s)
+            done = await self._grip.call(Close(self._session), deadline_s=self._patience_s)
         except RayrollError as error:
             self._cover("return")
             logger.info("rollout %s: close: %s", self._sample.rollout_id, error)
             return
+        finally:
+            self._grip.let_go()
         self._take_over(done, start_ns)
         self.is_recycled = bool(done.value)
         if done.error is not None:
@@ -457,8 +468,9 @@ class Attempt:
             sample_index=sample.sample_index,
             seed=sample.seed,
             work_digest=self._work_digest(grade),
-            node=self._link.info.node,
+            node=self._grip.link.info.node,
             host=self._host,
+            moves=self._grip.moves,
             labels={**sample.labels, "system": opened.system} if opened else sample.labels,
         )
 

@@ -324,11 +324,11 @@ class Run:
             if known is not None:
                 trial.rollout, end = _not_played(trial.sample, known), "done"
                 return
-            async with self._hosts.lend(host) as link:
+            async with self._hosts.lend(host) as loan:
                 trial.attempt = Attempt(
                     trial.sample,
                     self._rules,
-                    link,
+                    loan,
                     host=host,
                     number=id.number,
                     boots_first=is_spare,

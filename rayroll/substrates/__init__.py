@@ -29,6 +29,7 @@ __all__ = [
     "SandboxSpec",
     "Substrate",
     "SubstrateConfig",
+    "can_adopt",
     "kinds",
     "load",
 ]
@@ -234,6 +235,21 @@ class Substrate(ABC):
         itself: a later ``cause_of_death`` would blame whoever is in it then."""
         return False
 
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        """Take over a sandbox of another process, which has died, before its lease has run out.
+
+        For substrates whose sandboxes outlive the process that made them: they override this. From then on it belongs
+        to ``lease.owner``, and whoever cleans up after its former owner leaves it alone.
+
+        Returns:
+            A new channel to its runner, which knows its key already.
+
+        Raises:
+            SandboxLostError: It is gone.
+            SubstrateError: It cannot be reached.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot take a sandbox over", id=ref.id, owner=lease.owner)
+
     async def restore(self, ref: SandboxRef) -> Channel:
         """Take a sandbox back to what it was when ``create`` returned: files, memory and processes.
 
@@ -251,6 +267,11 @@ class Substrate(ABC):
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         """Switch the network of a running sandbox, where a task's phases differ. Raises ConfigError if impossible."""
         raise ConfigError(f"substrate {self.kind!r} cannot switch the network of a running sandbox", enabled=enabled)
+
+
+def can_adopt(substrate: Substrate) -> bool:
+    """Its sandboxes outlive the process that made them, and another one may take them over."""
+    return type(substrate).adopt is not Substrate.adopt
 
 
 def kinds() -> list[str]:

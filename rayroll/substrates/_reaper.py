@@ -13,6 +13,7 @@ for as long as the host lives instead of 60, and the files may be gone when it a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -27,7 +28,9 @@ from urllib.parse import quote, urlsplit
 
 from rayroll.substrates._leftovers import find, remove
 
-__all__ = ["main", "sweep"]
+__all__ = ["adopted_name", "main", "sweep"]
+
+ADOPTED = ".adopted-"
 
 SETTLE_S = 3.0
 """Pause before looking again: an engine may still be making what a killed host had asked for."""
@@ -118,15 +121,31 @@ def sweep_local(watch: Watch, ended_unix_s: float) -> int:
     return found
 
 
+def adopted_name(name: str, owner: str) -> str:
+    """A container's name once another owner than its label's has taken it over."""
+    return f"{name.partition(ADOPTED)[0]}{ADOPTED}{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
+
+
+def is_owned(container: dict[str, Any], owner: str) -> bool:
+    """By its name where somebody has taken it over, else by its label."""
+    names = [name.lstrip("/") for name in container.get("Names") or ()]
+    adopted = [name for name in names if ADOPTED in name]
+    if adopted:
+        return adopted_name(adopted[0], owner) in adopted
+    return bool(container["Labels"].get("rayroll.owner") == owner)
+
+
 def sweep_docker(watch: Watch, ended_unix_s: float) -> int:
     """Containers in any state, then networks and volumes, by their labels."""
-    labels = [f"rayroll.run={watch['run']}", f"rayroll.owner={watch['owner']}"]
+    labels = [f"rayroll.run={watch['run']}"]
     filters = quote(json.dumps({"label": labels}))
     found = 0
     for container in ask(watch, "GET", f"/containers/json?all=1&filters={filters}"):
-        if container["Created"] <= ended_unix_s + 60.0:  # the engine's clock may be another machine's
+        # The engine's clock may be another machine's.
+        if is_owned(container, watch["owner"]) and container["Created"] <= ended_unix_s + 60.0:
             ask(watch, "DELETE", f"/containers/{container['Id']}?force=1&v=1")
             found += 1
+    filters = quote(json.dumps({"label": [*labels, f"rayroll.owner={watch['owner']}"]}))
     for network in ask(watch, "GET", f"/networks?filters={filters}"):
         ask(watch, "DELETE", f"/networks/{network['Id']}")
         found += 1

@@ -32,6 +32,7 @@ from rayroll.substrates._engine import LEASE, OWNER, RUN, Engine, is_status, lab
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._images import Image, Images
+from rayroll.substrates._reaper import adopted_name
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 
@@ -298,6 +299,20 @@ class DockerSubstrate(Substrate):
                     ) from error
                 raise
             return channel
+
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        await self._watches.cover_engine(self._engine.endpoint, lease)
+        try:
+            # Labels cannot be changed; a name can.
+            name = await self._engine.call(lambda api: api.inspect_container(ref.id)["Name"].lstrip("/"))
+            await self._engine.call(lambda api: api.rename(ref.id, adopted_name(name, lease.owner)))
+        except SubstrateError as error:
+            if is_status(error, 404, 409):
+                raise SandboxLostError("the container is gone", id=ref.id[:12]) from error
+            raise
+        channel = await self.reopen(ref)
+        self._alive.add(ref.id)
+        return channel
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         wanted = [RUN, *(f"{_label(name)}={value}" for name, value in labels.items())]
