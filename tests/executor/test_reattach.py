@@ -13,6 +13,8 @@ from executor.conftest import opened_executor
 from requirements import check
 
 from rayroll import Act, Executor, Rollout, Turn
+from rayroll.executor.play import PlayConfig
+from rayroll.policies.scripted import ScriptedPolicy
 
 LEASE_S = 12.0
 """A host takes some seconds to start where the machine is busy."""
@@ -75,3 +77,26 @@ async def test_a_sandbox_waits_for_its_policy_although_its_host_died_and_longer_
     rollout = await played(policy)
     assert policy.seen == ["", "1", "2", "3", "4"]
     assert (rollout.reward, rollout.attempts, rollout.moves, rollout.failure) == (1.0, 1, 3, None)
+
+
+async def test_grading_begins_anew_where_its_host_died_in_it() -> None:
+    grader = "sleep 4; " + little.GRADER
+    async with opened_executor("docker", session={"lease_s": LEASE_S}) as executor:
+        policy = ScriptedPolicy(["echo 42 > answer.txt"])
+        run = executor.submit(
+            [little.task(grader=grader)], policy, max_infra_retries=0, config=PlayConfig(fingerprint=True)
+        )
+        await little.until(lambda: executor.snapshot().stages.get("grade"))
+        await kill_host(executor)
+        (rollout,) = [r async for r in run.rollouts()]
+    assert (rollout.reward, rollout.attempts, rollout.moves) == (1.0, 1, 1)
+    assert rollout.work_digest == "", "what the tests left may be among the files by then"
+
+
+async def test_one_that_was_starting_is_tried_again() -> None:
+    async with opened_executor("docker", session={"lease_s": LEASE_S}) as executor:
+        run = executor.submit([little.task()], ScriptedPolicy(["echo 42 > answer.txt"]))
+        await little.until(lambda: executor.snapshot().stages.get("start"))
+        await kill_host(executor)
+        (rollout,) = [r async for r in run.rollouts()]
+    assert (rollout.reward, rollout.attempts, rollout.moves) == (1.0, 2, 0)
