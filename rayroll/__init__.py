@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rayroll.env import CodingEnv as CodingEnv
     from rayroll.executor import Executor as Executor
     from rayroll.executor import collect as collect
+    from rayroll.executor.remote import connect as connect
     from rayroll.vector import RolloutVectorEnv as RolloutVectorEnv
     from rayroll.vector import make_vec as make_vec
 
@@ -62,6 +63,7 @@ __all__ = [
     "Timing",
     "Turn",
     "collect",
+    "connect",
     "load_pack",
     "make_vec",
     "packs",
@@ -72,6 +74,7 @@ _LAZY = {
     "Executor": "rayroll.executor",
     "RolloutVectorEnv": "rayroll.vector",
     "collect": "rayroll.executor",
+    "connect": "rayroll.executor.remote",
     "make_vec": "rayroll.vector",
 }
 

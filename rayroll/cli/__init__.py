@@ -19,9 +19,9 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from rayroll.cli import doctor, gc, report, run, sweep, top
+    from rayroll.cli import doctor, gc, report, run, serve, sweep, top
 
-    for command in (doctor.doctor, sweep.sweep, run.run, report.report, top.top, gc.gc):
+    for command in (doctor.doctor, sweep.sweep, run.run, report.report, top.top, serve.serve, gc.gc):
         app.command()(command)
 
 

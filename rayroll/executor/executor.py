@@ -30,7 +30,7 @@ from rayroll.substrates import load
 from rayroll.sync import portal
 from rayroll.types import Rollout, Task
 
-__all__ = ["Executor", "collect"]
+__all__ = ["Executor", "collect", "connect_to_ray"]
 
 TELL_S = 1.0
 """How often the board is written."""
@@ -115,7 +115,7 @@ class Executor:
         self._is_open = False
 
     async def __aenter__(self) -> Executor:
-        _connect_to_ray()
+        connect_to_ray()
         await self._hosts.open()
         self._is_open = True
         self._telling = asyncio.get_running_loop().create_task(self._tell(), name="board")
@@ -200,7 +200,17 @@ class Executor:
             self._keeper.know(task, trusted=is_trusted(policy))
         rules = Rules(policy, config or PlayConfig(), self._session, Gate())
         limits = RunLimits(max_in_flight, max_infra_retries, spares)
-        run = Run(str(next(self._numbers)), self._control, self._hosts, rules, samples, limits, finished, self._note)
+        run = Run(
+            str(next(self._numbers)),
+            self.run_id,
+            self._control,
+            self._hosts,
+            rules,
+            samples,
+            limits,
+            finished,
+            self._note,
+        )
         self._runs.add(run)
         run.on_end(self._runs.discard)
         if (error := self._hosts.error) is not None:
@@ -251,10 +261,10 @@ def _check_counts(**counts: tuple[int | None, int]) -> None:
             raise ConfigError(f"{name} must be at least {least}", **{name: value})
 
 
-def _connect_to_ray() -> None:
+def connect_to_ray() -> None:
+    """Join the cluster of RAY_ADDRESS or of the job that this is, else start one on this machine; once."""
     if ray.is_initialized():
         return
-    # Under a submitted job or with RAY_ADDRESS set this joins that cluster; otherwise it starts one on this machine.
     joins = "RAY_ADDRESS" in os.environ
     ray.init(include_dashboard=None if joins else False, log_to_driver=False, logging_level=logging.ERROR)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rayroll.errors import CallerError, Failure, InfraFailure
 from rayroll.executor.control import Control
 from rayroll.executor.gate import PauseMode
 from rayroll.executor.hosts import Hosts
 from rayroll.executor.play import Attempt, PolicyFailed, Rules, Sample
+from rayroll.executor.reading import Reading
 from rayroll.scheduler import (
     Asked,
     AttemptId,
@@ -75,12 +75,13 @@ class _Trial:
         return self.attempt.spent_s if self.attempt is not None else 0.0
 
 
-class Run:
+class Run(Reading):
     """Rollouts under way."""
 
     def __init__(
         self,
         name: str,
+        run_id: str,
         control: Control,
         hosts: Hosts,
         rules: Rules,
@@ -90,8 +91,7 @@ class Run:
         on_rollout: Callable[[Rollout], None],
     ) -> None:
         """For ``Executor.submit``."""
-        self.total = len(samples)
-        """Rollouts this run will yield."""
+        super().__init__(run_id, [sample.task.id for sample in samples], finished, lambda: control.post(Taken(name)))
         self.in_flight = 0
         """Rollouts that hold a slot and are being played."""
         self.set_aside: dict[str, Failure] = {}
@@ -102,62 +102,17 @@ class Run:
         self._trials_of: dict[str, list[_Trial]] = {}
         self._partial: dict[str, bool] = {}
         """Cancelled rollouts, and whether what they have is kept."""
-        self._finished: deque[tuple[Sample, Rollout | None]] = deque()
-        self._read = list(finished)
         self._on_rollout = on_rollout
         self._settled = 0
         self._line_ns = time.monotonic_ns()
         """When the first in line became the first: from then on it waits for a slot, and not for its turn."""
-        self._news, self._all_settled = asyncio.Event(), asyncio.Event()
+        self._all_settled = asyncio.Event()
         self._is_over = False
         self._group: asyncio.TaskGroup
         self._driving = asyncio.get_running_loop().create_task(self._drive(), name=f"run {name}")
         self._driving.add_done_callback(self._on_end)
 
     # --- what its reader does ---
-
-    async def rollouts(self) -> AsyncIterator[Rollout]:
-        """Every rollout, as it finishes. To be read once, and fast enough: a reader that is slow holds the run back.
-
-        Ends early where the run was cancelled, with what had finished.
-
-        Raises:
-            Exception: What a policy raised, or a bug; CallerError where the calling program must change; InfraFailure
-                where no host can be started any more. All that had finished was yielded before.
-        """
-        async for _, rollout in self._items():
-            if rollout is not None:
-                yield rollout
-
-    async def groups(self) -> AsyncIterator[list[Rollout]]:
-        """The rollouts of one task together, as soon as its last one has finished (GRPO); instead of ``rollouts``.
-
-        Of a resumed run a group holds only what this run made, and of a cancelled one what was kept.
-        """
-        missing = Counter(sample.task.id for sample in self._samples.values())
-        groups: dict[str, list[Rollout]] = {}
-        async for sample, rollout in self._items():
-            group = groups.setdefault(sample.task.id, [])
-            if rollout is not None:
-                group.append(rollout)
-            missing[sample.task.id] -= 1
-            if not missing[sample.task.id] and groups.pop(sample.task.id):
-                yield sorted(group, key=lambda rollout: rollout.sample_index)
-
-    async def _items(self) -> AsyncIterator[tuple[Sample, Rollout | None]]:
-        while True:
-            while self._finished:
-                sample, rollout = self._finished.popleft()
-                if rollout is not None:
-                    self._read.append(rollout.id)
-                self._control.post(Taken(self._name))
-                yield sample, rollout
-            if self._driving.done():
-                break
-            self._news.clear()
-            await self._news.wait()
-        if not self._driving.cancelled():
-            self._driving.result()
 
     async def pause(self, mode: PauseMode = "drain") -> None:
         """Ask the policy nothing more, and return when it works on nothing; sandboxes stay, commands under way go on.
@@ -201,13 +156,6 @@ class Run:
             self._end()
             self._driving.cancel()
             await asyncio.wait({self._driving}, timeout=CANCEL_S)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a later run needs to go on from here: ``Executor.submit(..., state=...)`` skips what was read of this.
-
-        Plain values, for JSON. Rollouts that have finished and were not read are played again.
-        """
-        return {"run_id": self._run_id, "finished": list(self._read)}
 
     def on_end(self, forget: Callable[[Run], None]) -> None:
         """Call this when the run is over."""
@@ -267,8 +215,7 @@ class Run:
                 record = None
         if record is not None:
             self._on_rollout(record)
-        self._finished.append((sample, record))
-        self._news.set()
+        self._put(sample.task.id, record)
         self._settled += 1
         if self._settled == self.total:
             self._all_settled.set()
@@ -290,9 +237,7 @@ class Run:
         self._control.close_run(self._name)
 
     def _on_end(self, driving: asyncio.Task[None]) -> None:
-        if not driving.cancelled():
-            driving.exception()  # seen, also where nobody reads
-        self._news.set()
+        self._close(None if driving.cancelled() else driving.exception())
 
     async def _drive(self) -> None:
         opened = RunOpened(self._name, self._limits.max_in_flight, self._limits.max_infra_retries, self._limits.spares)
@@ -362,10 +307,6 @@ class Run:
         trial = self._trials[id]
         if was_idle and not trial.is_warm:  # nobody knew of it when the attempt began; now it is taken
             self._control.post(Cooled(host, trial.sample.task.id))
-
-    @property
-    def _run_id(self) -> str | None:
-        return next((sample.run_id for sample in self._samples.values()), None)
 
 
 def numbered(tasks: Sequence[Task], samples_per_task: int) -> Iterator[tuple[Task, int]]:
