@@ -23,6 +23,7 @@ from gymnasium.vector.utils import batch_space
 from rayroll._episode import MOST_OBSERVATION, TaskChoice, command_info, failure_info, spaces
 from rayroll.errors import CallerError, ClosedError, ConfigError, unknown_name
 from rayroll.executor import Executor, PlayConfig, Run
+from rayroll.executor.remote import RemoteExecutor, RemoteRun, connect
 from rayroll.session import SessionConfig
 from rayroll.sync import portal
 from rayroll.types import Act, Rollout, Task, Turn
@@ -78,7 +79,7 @@ class _Seat:
         self._playing: asyncio.Task[None] | None = None
         self.transcript = ""
 
-    async def play(self, executor: Executor, task: Task, options: Mapping[str, Any]) -> None:
+    async def play(self, executor: Executor | RemoteExecutor, task: Task, options: Mapping[str, Any]) -> None:
         """Begin an episode; one that is under way is given up."""
         await self.give_up()
         self._acts, self._first = asyncio.Queue(), None
@@ -121,10 +122,10 @@ class _Seat:
 
     def _look(self, turn: Turn) -> None:
         assert turn.result is not None
-        self._seen, self._info = turn.observation, command_info(turn.result)
+        self._seen, self._info = turn.observation, command_info(turn.result) | {"valid": True}
         self.transcript += turn.observation
 
-    async def _until_over(self, run: Run) -> None:
+    async def _until_over(self, run: Run | RemoteRun) -> None:
         try:
             async for rollout in run.rollouts():
                 self._rows.put(self._ending(rollout))
@@ -156,8 +157,9 @@ class RolloutVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], Any]):
     ``infos["episode"]`` has its return ``r``, length ``l`` and seconds ``t``, and ``infos["rollout"]`` the whole record
     with its timing split.
 
-    Where the machine fails, the row has reward NaN, ``truncated`` True and ``infos["valid"]`` False: leave it out of
-    the loss. A start that fails is made again before anybody hears of it. ``infos["failure"]`` says what happened.
+    ``infos["valid"]`` is there in every step. Where the machine fails, the row has reward NaN, ``truncated`` True and
+    ``infos["valid"]`` False: leave it out of the loss; ``infos["failure"]`` says what happened. A start that fails is
+    made again before anybody hears of it.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class RolloutVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], Any]):
         substrate_config: Mapping[str, Any] | None = None,
         session: Mapping[str, Any] | None = None,
         executor: Mapping[str, Any] | None = None,
+        address: str | None = None,
         max_infra_retries: int = 1,
         episode_info: bool = True,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
@@ -193,6 +196,7 @@ class RolloutVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], Any]):
             substrate_config: Fields of the substrate's config.
             session: Fields of ``SessionConfig``.
             executor: More arguments of ``Executor``, such as ``node_labels``.
+            address: Of a gateway, to have the sandboxes in another cluster (``rayroll.connect``); None: in this one.
             max_infra_retries: How often a failed start is made again.
             episode_info: Say ``infos["episode"]``; False below Gymnasium's ``RecordEpisodeStatistics``, which does so.
             autoreset_mode: ``NextStep``, ``SameStep`` or ``Disabled``, as Gymnasium defines them.
@@ -234,7 +238,9 @@ class RolloutVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], Any]):
         """Rows that have to be reset before they can step."""
         self._is_out = np.zeros(num_envs, dtype=np.bool_)
         """Rows that were sent an action and were not received."""
-        self._executor = Executor(substrate, substrate_config=substrate_config, session=session, **dict(executor or {}))
+        more = {"substrate_config": substrate_config, "session": session, **dict(executor or {})}
+        self._executor: Executor | RemoteExecutor
+        self._executor = Executor(substrate, **more) if address is None else connect(address, substrate, **more)
         self._portal = portal()
         self._portal.run(self._executor.__aenter__())
 

@@ -190,6 +190,21 @@ async def test_without_the_secret_nobody_gets_in(served: Served, monkeypatch: py
     assert served.secret_file.stat().st_mode & 0o077 == 0
 
 
+def test_many_environments_as_one_have_their_sandboxes_in_another_cluster(served: Served) -> None:
+    with rayroll.make_vec(
+        tasks=[little.task()],
+        num_envs=2,
+        address=served.address,
+        executor={"secret": served.secret},
+        substrate_config=little.SUBSTRATE_CONFIG["local"],
+    ) as envs:
+        envs.reset(seed=1)
+        observations, _, _, _, infos = envs.step(["echo a", "echo b"])
+        assert (observations, infos["valid"].tolist()) == (("a\n", "b\n"), [True, True])
+        _, rewards, terminations, _, _ = envs.step(["submit", "echo 42 > answer.txt"])
+    assert (rewards.tolist(), terminations.tolist()) == ([0.0, 0.0], [True, False])
+
+
 async def test_a_trainer_that_is_killed_leaves_no_sandbox(served: Served) -> None:
     program = f"""
 import asyncio, sys

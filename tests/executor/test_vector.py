@@ -63,7 +63,7 @@ def test_rows_are_those_of_single_environments(opened: Opened) -> None:
         assert infos["episode"]["r"].tolist() == [0.0, 0.0, 1.0]
         assert infos["episode"]["l"].tolist() == [0, 2, 2]
         assert infos["rollout"][2].reward == 1.0 and infos["rollout"][0] is None
-        assert infos["valid"].tolist() == [False, True, True]
+        assert infos["valid"].tolist() == [True, True, True]
 
 
 def test_equal_seeds_choose_the_tasks_of_single_environments(opened: Opened) -> None:
