@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,6 +18,11 @@ from rayroll.types import Rung, Task
 __all__ = ["Live", "Ticket", "adopt", "reconnect", "start"]
 
 logger = logging.getLogger(__name__)
+
+LEASE_SPREAD = 2.0
+"""A runner is given a lease between the one asked for and this many times that. Those of a dead host would otherwise
+all end within a quarter of a lease, more at once than a Docker engine can take (see ``docker.MOST_REMOVALS``). The
+reaper begins after one lease and removes most of them one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ class Live:
         await finish(self._end())
 
     async def _end(self) -> None:
-        await self.runner.close(shutdown=True)
+        # The runner is not told to end: then its sandbox would, however many the substrate is removing already.
+        await self.runner.close()
         await self.substrate.destroy(self.sandbox.ref)
 
 
@@ -114,7 +121,8 @@ async def start(
     sandbox = await substrate.create(spec, lease)
     created_ns = recorder.now_ns()
     try:
-        runner = await _connect(substrate, sandbox, lease.duration_s, hello_timeout_s)
+        lease_s = lease.duration_s * random.uniform(1.0, LEASE_SPREAD)
+        runner = await _connect(substrate, sandbox, lease_s, hello_timeout_s)
     except BaseException:
         await _destroy_quietly(substrate, sandbox)
         raise

@@ -69,7 +69,8 @@ class Lease:
     owner: str
     """Names the host that renews the lease."""
     duration_s: float = 30.0
-    """Silence after which the runner kills everything and the sandbox removes itself."""
+    """Silence after which, at the earliest, the runner kills everything and the sandbox removes itself. Those of one
+    host are spread over up to twice as long, lest they all end at once."""
 
 
 @dataclass(frozen=True, slots=True)
