@@ -2,7 +2,8 @@
 """How soon are many containers ready that are asked for at once: with a limit that adapts, and with fixed ones?
 
 Every arm is a run of as many rollouts as there are to be sandboxes, none of which ends before all are up. The first
-wait of each is for its sandbox, so the last one to take a step says how long it took. Arms take turns.
+wait of each is for its sandbox, so the last one to take a step says how long it took. Nothing is tried again: a start
+that fails is counted with its reason. Arms take turns.
 
 Prints a table on standard error, and one JSON line, last, on standard output.
 """
@@ -16,7 +17,9 @@ import logging
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -28,18 +31,23 @@ from rich.table import Table
 
 from rayroll import Act, Executor, Turn
 from rayroll.executor import PlayConfig
+from rayroll.types import FileTree
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
 
 ADAPTIVE = "adaptive"
 DAY_S = 86_400.0
+GRADED = replace(
+    TASK, tests=FileTree.from_files({"test.sh": "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n"})
+)
+"""Where tests leave no verdict, each rollout starts an untouched sandbox to find out why: as many again, at once."""
 
 
 class Barrier:
     """A policy whose rollouts all end when the last sandbox is up."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._missing = count
         self._all_up = asyncio.Event()
         self.ready_s: list[float] = []
         """When each was up, since the run began."""
@@ -50,23 +58,37 @@ class Barrier:
         if turn.index == 0:
             return Act("true")
         self.ready_s.append(time.perf_counter() - self._began_s)
-        if len(self.ready_s) == self._count:
-            self._all_up.set()
+        self.expect_one_less()
         await self._all_up.wait()
         return Act(submit=True)
 
+    def expect_one_less(self) -> None:
+        """One is up, or will never be."""
+        self._missing -= 1
+        if not self._missing:
+            self._all_up.set()
 
-async def ready_s(substrate: str, count: int, limit: int | None) -> tuple[list[float], int]:
-    """When each of so many sandboxes was up, with a fixed limit or an adaptive one, and how many starts failed."""
+
+async def ready_s(substrate: str, count: int, limit: int | None) -> tuple[list[float], Counter[str]]:
+    """When each of so many sandboxes was up, with a fixed limit or an adaptive one; and why the others failed."""
     starts = {} if limit is None else {"first": limit, "is_adaptive": False}
     # The substrate's own limit is for those who use it without a scheduler.
     config = {"max_starting": count}
+    policy, failures = Barrier(count), Counter[str]()
     async with Executor(substrate, substrate_config=config, scheduler={"starts": starts}) as executor:
-        policy = Barrier(count)
-        play = PlayConfig(deadline_s=DAY_S)
-        run = executor.submit([TASK], policy, samples_per_task=count, max_in_flight=count, config=play)
-        rollouts = [rollout async for rollout in run.rollouts()]
-    failures = sum(rollout.attempts - 1 + (not rollout.steps) for rollout in rollouts)
+        run = executor.submit(
+            [GRADED],
+            policy,
+            samples_per_task=count,
+            max_in_flight=count,
+            max_infra_retries=0,
+            config=PlayConfig(deadline_s=DAY_S),
+        )
+        async for rollout in run.rollouts():
+            if rollout.failure is not None:
+                failures[f"{rollout.failure.error}: {rollout.failure.reason}"] += 1
+            if not rollout.steps:
+                policy.expect_one_less()
     return policy.ready_s, failures
 
 
@@ -80,11 +102,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     for number in range(options.rounds):
         order = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
         for name in order:
-            ready, failed = await ready_s(options.substrate, options.sandboxes, arms[name])
+            ready, reasons = await ready_s(options.substrate, options.sandboxes, arms[name])
             took_s[name].append(max(ready))
             middle_s[name].append(statistics.median(ready))
-            failures[name] += failed
-            console.print(f"round {number + 1}, {name}: all ready after {max(ready):.1f} s, {failed} failed")
+            failures[name] += reasons.total()
+            console.print(f"round {number + 1}, {name}: all ready after {max(ready):.1f} s, {reasons.total()} failed")
+            for reason, times in reasons.most_common():
+                console.print(f"  {times} x {reason}", markup=False)
     best = min((name for name in arms if name != ADAPTIVE), key=lambda name: statistics.median(took_s[name]))
     line |= {
         "adaptive_s": round(statistics.median(took_s[ADAPTIVE]), 2),
