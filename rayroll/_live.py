@@ -121,8 +121,7 @@ async def start(
     sandbox = await substrate.create(spec, lease)
     created_ns = recorder.now_ns()
     try:
-        lease_s = lease.duration_s * random.uniform(1.0, LEASE_SPREAD)
-        runner = await _connect(substrate, sandbox, lease_s, hello_timeout_s)
+        runner = await _connect(substrate, sandbox, lease.duration_s, hello_timeout_s)
     except BaseException:
         await _destroy_quietly(substrate, sandbox)
         raise
@@ -183,7 +182,7 @@ async def _connect(
 ) -> RunnerClient:
     return await RunnerClient.connect(
         sandbox.channel,
-        lease_s=lease_s,
+        lease_s=lease_s * random.uniform(1.0, LEASE_SPREAD),
         hello_timeout_s=hello_timeout_s,
         reopen=_reopener(substrate, sandbox) if substrate.reattach else None,
         resume=resume,

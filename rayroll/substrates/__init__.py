@@ -251,6 +251,32 @@ class Substrate(ABC):
         """
         raise ConfigError(f"substrate {self.kind!r} cannot take a sandbox over", id=ref.id, owner=lease.owner)
 
+    def image_of(self, spec: SandboxSpec) -> str | None:
+        """What has to be on a node before this sandbox can be started there, as ``images`` calls it.
+
+        None: nothing has to be brought. Asked where sandboxes are placed, of a substrate that was never opened.
+        """
+        return None
+
+    async def images(self) -> frozenset[str] | None:
+        """The images that are on this node; None: it does not say."""
+        return None
+
+    async def fetch(self, spec: SandboxSpec) -> bool:
+        """Bring the image of this spec to this node, as ``create`` would, before anybody needs it.
+
+        Returns:
+            Whether it is there; False: there is no room now for what nobody needs yet.
+
+        Raises:
+            ImageError, TaskError: It cannot be pulled or built. ``create`` will say so again.
+        """
+        return True
+
+    async def free_disk_mib(self) -> int | None:
+        """Disk that is left where images and sandboxes are kept; None: it does not say."""
+        return None
+
     async def restore(self, ref: SandboxRef) -> Channel:
         """Take a sandbox back to what it was when ``create`` returned: files, memory and processes.
 

@@ -8,9 +8,11 @@ import functools
 import io
 import logging
 import secrets
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import Field
@@ -31,7 +33,7 @@ from rayroll.substrates._budget import ImageBudget
 from rayroll.substrates._engine import LEASE, OWNER, RUN, Engine, is_status, labels_of, translated
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
-from rayroll.substrates._images import Image, Images
+from rayroll.substrates._images import Image, Images, name_of
 from rayroll.substrates._reaper import adopted_name
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
@@ -106,6 +108,8 @@ class DockerSubstrate(Substrate):
         self._reopening: dict[str, asyncio.Lock] = {}
         self._alive: set[str] = set()
         self._watches = Watches()
+        self._image_ids: dict[str, str] = {}
+        """Of images that were asked for, by ``image_of``: an engine lists some under other names."""
         self._undoing: set[asyncio.Task[None]] = set()
         self._parts: tuple[Engine, Images, Events] | None = None
 
@@ -163,6 +167,34 @@ class DockerSubstrate(Substrate):
         await engine.close()
         return Probe(True, facts={**engine.facts, "host": engine.endpoint.url, "machine": engine.machine})
 
+    # images
+
+    def image_of(self, spec: SandboxSpec) -> str:
+        return name_of(spec, self.config.plain_image)
+
+    async def images(self) -> frozenset[str]:
+        _, images, _ = self._opened()
+        listed = await images.listed()
+        return listed | {name for name, id in self._image_ids.items() if id in listed}
+
+    async def fetch(self, spec: SandboxSpec) -> bool:
+        _, images, _ = self._opened()
+        if not await self._budget.has_room_ahead() and await images.find(spec, self.config.plain_image) is None:
+            return False
+        image, was_absent = await images.ensure(spec, self.config.plain_image, {})
+        self._image_ids[self.image_of(spec)] = image.id
+        if was_absent:
+            await self._budget.brought(image.name)
+        return True
+
+    async def free_disk_mib(self) -> int | None:
+        if not self._engine.endpoint.url.startswith("unix://"):
+            return None  # another machine's folder may have the same name here
+        folder = Path((await self._engine.call(lambda api: api.info()))["DockerRootDir"])
+        with contextlib.suppress(OSError):
+            return (await asyncio.to_thread(shutil.disk_usage, folder)).free >> 20
+        return None
+
     # life of a sandbox
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
@@ -170,6 +202,7 @@ class DockerSubstrate(Substrate):
         _, images, _ = self._opened()
         phases_s: dict[str, float] = {}
         image, was_absent = await images.ensure(spec, self.config.plain_image, phases_s)
+        self._image_ids[self.image_of(spec)] = image.id
         await self._budget.used(image.name, was_absent=was_absent)
         await self._watches.cover_engine(self._engine.endpoint, lease)
         volume = await self._runner_volume(image, lease, phases_s)
