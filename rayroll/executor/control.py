@@ -15,6 +15,7 @@ from rayroll.scheduler import (
     Cool,
     Event,
     Expire,
+    Fetch,
     RunClosed,
     RunOpened,
     Scheduler,
@@ -51,13 +52,16 @@ class Player(Protocol):
 
 
 class Keeper(Protocol):
-    """Who keeps idle sandboxes."""
+    """Who has things got ready ahead of need."""
 
     def warm(self, host: str, shape: str) -> None:
         """Start one ahead of need. Posts one ``Warmed``."""
 
     def cool(self, host: str, shape: str) -> None:
         """Take one down."""
+
+    def fetch(self, host: str, image: str) -> None:
+        """Bring an image. Posts one ``Fetched``."""
 
 
 class Control:
@@ -129,6 +133,8 @@ class Control:
                 self._keeper.warm(host, shape)
             case Cool(host, shape):
                 self._keeper.cool(host, shape)
+            case Fetch(host, image):
+                self._keeper.fetch(host, image)
 
     def _set_alarm(self) -> None:
         due_s = self._scheduler.next_wake_s

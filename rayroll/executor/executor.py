@@ -25,7 +25,7 @@ from rayroll.executor.prometheus import Prometheus
 from rayroll.executor.run import Run, RunLimits, numbered
 from rayroll.policies import Policy
 from rayroll.scheduler import Scheduler, SchedulerConfig, Snapshot, Spares
-from rayroll.session import SessionConfig
+from rayroll.session import SessionConfig, spec_of
 from rayroll.substrates import load
 from rayroll.sync import portal
 from rayroll.types import Rollout, Task
@@ -83,7 +83,9 @@ class Executor:
         if isolation not in get_args(Isolation):
             raise unknown_name("isolation", isolation, get_args(Isolation))
         _check_counts(hosts_per_node=(hosts_per_node, 1), slots_per_node=(slots_per_node, 1))
-        load(substrate).config_type.parse(substrate_config or {}, where=f"substrate {substrate!r}")
+        kind = load(substrate)
+        self._wants = kind(kind.config_type.parse(substrate_config or {}, where=f"substrate {substrate!r}"))
+        """Never opened: it is asked which images tasks want."""
         self._session = SessionConfig.parse(session or {}, where="session")
         self.substrate = substrate
         self.run_id = run_id or secrets.token_hex(6)
@@ -196,8 +198,10 @@ class Executor:
             for number, (task, sample_index) in enumerate(numbered(tasks, samples_per_task))
         ]
         samples = [sample for sample in samples if sample.rollout_id not in finished]
+        trusted = is_trusted(policy)
+        images = {task.id: self._wants.image_of(spec_of(task, trusted=trusted)) for task in tasks}
         for task in tasks:
-            self._keeper.know(task, trusted=is_trusted(policy))
+            self._keeper.know(task, images[task.id], trusted=trusted)
         rules = Rules(policy, config or PlayConfig(), self._session, Gate())
         limits = RunLimits(max_in_flight, max_infra_retries, spares)
         run = Run(
@@ -207,6 +211,7 @@ class Executor:
             self._hosts,
             rules,
             samples,
+            images,
             limits,
             finished,
             self._note,

@@ -21,6 +21,7 @@ from rayroll.executor._process import free_memory_mib, memory_pressure, settle
 from rayroll.executor.line import Line, LineAddress, Listener
 from rayroll.executor.messages import (
     Adopt,
+    Bring,
     Close,
     Completion,
     CoolDown,
@@ -34,7 +35,7 @@ from rayroll.executor.messages import (
     Opened,
     WarmUp,
 )
-from rayroll.session import Client, Session, SessionConfig
+from rayroll.session import Client, Session, SessionConfig, spec_of
 from rayroll.timing import clock_id
 from rayroll.types import Task
 
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _LAG_EVERY_S = 0.02
 _LAG_KEPT = 3000  # one minute
+_STOCK_S = 5.0
+"""Longest wait for a substrate to say what it has."""
 
 
 class NodeHost:
@@ -83,7 +86,8 @@ class NodeHost:
         await self._client.__aenter__()
         self._client.pool.on_gone = self._on_gone
         self._lag_task = asyncio.get_running_loop().create_task(self._measure_lag())
-        return HostInfo(socket.gethostname(), os.getpid(), clock_id(), {**probe.facts, **process})
+        images, _ = await self._stock()
+        return HostInfo(socket.gethostname(), os.getpid(), clock_id(), {**probe.facts, **process}, images)
 
     async def add_task(self, key: str, task: Task) -> None:
         """Make a task known under a name, before a message uses it."""
@@ -131,6 +135,7 @@ class NodeHost:
     async def stats(self) -> HostStats:
         """How this host is doing."""
         lags = sorted(self._lags_s) or [0.0]
+        images, free_disk_mib = await self._stock()
         return HostStats(
             sessions=len(self._sessions),
             rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -138,7 +143,19 @@ class NodeHost:
             loop_lag_p99_ms=lags[min(len(lags) - 1, len(lags) * 99 // 100)] * 1e3,
             free_memory_mib=free_memory_mib(),
             pressure=memory_pressure(),
+            free_disk_mib=free_disk_mib,
+            images=images,
         )
+
+    async def _stock(self) -> tuple[frozenset[str] | None, int | None]:
+        """Images and free disk; unknown where the substrate cannot say it at once."""
+        substrate = self._client.substrate
+        try:
+            async with asyncio.timeout(_STOCK_S):
+                return await substrate.images(), await substrate.free_disk_mib()
+        except (InfraFailure, TimeoutError) as error:
+            logger.info("the substrate does not say what it has: %r", error)
+            return None, None
 
     async def hang_up(self, board: dict[str, Any]) -> None:
         """Keep what the driver says of itself, for whoever asks."""
@@ -177,7 +194,7 @@ class NodeHost:
         self._tell(Completion(request_id, value, error, arrived_ns, 0, spans))
 
     def _session_of(self, message: Message) -> Session | None:
-        if isinstance(message, WarmUp | CoolDown):
+        if isinstance(message, WarmUp | CoolDown | Bring):
             return None
         return self._sessions.get(message.open.session if isinstance(message, Adopt) else message.session)
 
@@ -201,6 +218,8 @@ class NodeHost:
             return await self._warm_up(message)
         if isinstance(message, CoolDown):
             return await self._client.cool(self._tasks[message.task], trusted=message.trusted, most=1)
+        if isinstance(message, Bring):
+            return await self._client.substrate.fetch(spec_of(self._tasks[message.task], trusted=message.trusted))
         session = self._sessions.get(message.session)
         if isinstance(message, Close):
             if session is not None:

@@ -263,7 +263,9 @@ class _Place(ABC):
             return
         with contextlib.suppress(HostLostError):  # its poller hears of that as well
             stats = await link.stats()
-            self._post(HostReport(self.name, free_memory_mib=stats.free_memory_mib, pressure=stats.pressure))
+            self._post(
+                HostReport(self.name, stats.images, stats.free_memory_mib, stats.free_disk_mib, pressure=stats.pressure)
+            )
 
     async def close(self, deadline_s: float) -> None:
         """Free everything that it owns, then end it."""
@@ -313,7 +315,8 @@ class _Place(ABC):
         self._news.set()
         slots = self._plan.slots_per_node
         share = None if slots is None else -(-slots // self._plan.per_node)
-        self._post(HostUp(self.name, node=self.node.name, slots=share, labels=self.node.labels))
+        images = info.images or frozenset()
+        self._post(HostUp(self.name, node=self.node.name, slots=share, labels=self.node.labels, images=images))
 
     def _down(self) -> None:
         if self.is_up:

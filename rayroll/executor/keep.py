@@ -1,4 +1,4 @@
-"""Idle sandboxes on hosts: started ahead of need and taken down, as the scheduler says."""
+"""What hosts have before it is needed, as the scheduler says: images, and idle sandboxes, which are taken down too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rayroll.errors import RayrollError
+from rayroll.errors import HostLostError, RayrollError
 from rayroll.executor.hosts import Hosts
-from rayroll.executor.messages import CoolDown, WarmUp
-from rayroll.scheduler import Event, Warmed
+from rayroll.executor.messages import Bring, CoolDown, WarmUp
+from rayroll.scheduler import Event, Fetched, Warmed
 from rayroll.types import Task
 
 __all__ = ["IdleKeeper"]
@@ -23,10 +23,12 @@ END_S = 60.0
 
 
 class IdleKeeper:
-    """Does what the scheduler decides about idle sandboxes."""
+    """Does what the scheduler decides about images and idle sandboxes."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, tuple[Task, bool]] = {}
+        self._in_need: dict[str, tuple[Task, bool]] = {}
+        """A task for each image."""
         self._working: set[asyncio.Task[None]] = set()
         self._hosts: Hosts
         self._post: Callable[[Event], None]
@@ -35,9 +37,11 @@ class IdleKeeper:
         """Before the first command."""
         self._hosts, self._post = hosts, post
 
-    def know(self, task: Task, *, trusted: bool) -> None:
-        """Sandboxes may be wanted for this task; a shape's name is its task's id."""
+    def know(self, task: Task, image: str | None, *, trusted: bool) -> None:
+        """Sandboxes may be wanted for this task, on this image; a shape's name is its task's id."""
         self._tasks[task.id] = (task, trusted)
+        if image is not None:
+            self._in_need[image] = (task, trusted)
 
     def warm(self, host: str, shape: str) -> None:
         """See ``Keeper``."""
@@ -46,6 +50,10 @@ class IdleKeeper:
     def cool(self, host: str, shape: str) -> None:
         """See ``Keeper``."""
         self._begin(self._cool(host, shape))
+
+    def fetch(self, host: str, image: str) -> None:
+        """See ``Keeper``."""
+        self._begin(self._fetch(host, image))
 
     async def close(self) -> None:
         """Give up what is under way; the hosts end what they keep."""
@@ -84,3 +92,17 @@ class IdleKeeper:
                 await loan.link.call(CoolDown(await loan.link.teach(task), trusted), deadline_s=END_S)
         except RayrollError as error:
             logger.info("an idle sandbox is left to its host: host=%s %s", host, error)
+
+    async def _fetch(self, host: str, image: str) -> None:
+        task, trusted = self._in_need[image]
+        is_there = is_put_off = False
+        try:
+            async with self._hosts.lend(host) as loan:
+                done = await loan.link.call(Bring(await loan.link.teach(task), trusted), deadline_s=START_S)
+            if done.error is not None:
+                raise done.error
+            is_there, is_put_off = done.value, not done.value
+        except RayrollError as error:
+            logger.warning("an image could not be brought ahead of need: host=%s image=%s %s", host, image, error)
+            is_put_off = isinstance(error, HostLostError)
+        self._post(Fetched(host, image, is_there, is_put_off))

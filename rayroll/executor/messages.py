@@ -12,6 +12,7 @@ from rayroll.types import Rung
 
 __all__ = [
     "Adopt",
+    "Bring",
     "Close",
     "Completion",
     "CoolDown",
@@ -48,6 +49,8 @@ class HostInfo:
     """Hosts and drivers with equal, non-empty ids may subtract each other's clock readings."""
     facts: Mapping[str, str]
     """The substrate's versions and capabilities."""
+    images: frozenset[str] | None = None
+    """On its node, as the substrate's ``image_of`` calls them; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,10 @@ class HostStats:
     """Of the node."""
     pressure: float | None = None
     """Share of the last ten seconds in which some process stalled for memory; None: the kernel does not say."""
+    free_disk_mib: int | None = None
+    """Where images and sandboxes are kept; None: the substrate does not say."""
+    images: frozenset[str] | None = None
+    """As in ``HostInfo``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,16 @@ class CoolDown:
     trusted: bool
 
 
-Message = Open | Adopt | Exec | Judge | Close | WarmUp | CoolDown
+@dataclass(frozen=True, slots=True)
+class Bring:
+    """Bring the image of a task's sandboxes to the node, ahead of need. Answered with whether it is there; False: there
+    is no room now for what nobody needs yet."""
+
+    task: str
+    trusted: bool
+
+
+Message = Open | Adopt | Exec | Judge | Close | WarmUp | CoolDown | Bring
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rayroll.errors import CallerError, Failure, InfraFailure
@@ -86,6 +86,7 @@ class Run(Reading):
         hosts: Hosts,
         rules: Rules,
         samples: Sequence[Sample],
+        images: Mapping[str, str | None],
         limits: RunLimits,
         finished: Collection[str],
         on_rollout: Callable[[Rollout], None],
@@ -97,6 +98,8 @@ class Run(Reading):
         self.set_aside: dict[str, Failure] = {}
         """Tasks whose own fault ended a rollout; their remaining rollouts are not played."""
         self._name, self._control, self._hosts, self._rules, self._limits = name, control, hosts, rules, limits
+        self._images = images
+        """What each task's sandboxes stand on, by the task's id."""
         self._samples = {f"{name}/{sample.rollout_id}": sample for sample in samples}
         self._trials: dict[AttemptId, _Trial] = {}
         self._trials_of: dict[str, list[_Trial]] = {}
@@ -258,7 +261,7 @@ class Run(Reading):
 
     def _asked(self, rollout: str, sample: Sample) -> Asked:
         task = sample.task
-        needs = Needs(shape=task.id, memory_mib=task.memory_mib, disk_mib=task.disk_mib)
+        needs = Needs(task.id, self._images[task.id], memory_mib=task.memory_mib, disk_mib=task.disk_mib)
         return Asked(rollout, self._name, needs, sample.group_id)
 
     async def _play(self, id: AttemptId, host: str, trial: _Trial, is_spare: bool, granted_ns: int) -> None:

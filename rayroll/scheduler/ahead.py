@@ -11,6 +11,9 @@ from rayroll.scheduler.warming import Demand, WarmConfig
 
 __all__ = ["Ahead"]
 
+PUT_OFF_S = 5.0
+"""How long a host is asked for no more images after it had no room for one ahead of need."""
+
 
 class Ahead:
     """Looks at who is next, and has their images and sandboxes got ready."""
@@ -32,26 +35,28 @@ class Ahead:
 
     def look(self, upcoming: Sequence[Needs], now_s: float) -> None:
         """Those who are next, in their order."""
-        self._fetch(upcoming)
+        self._fetch(upcoming, now_s)
         if self._config.most_per_host:
             self._warm(upcoming, now_s)
 
-    def _fetch(self, upcoming: Sequence[Needs]) -> None:
+    def _fetch(self, upcoming: Sequence[Needs], now_s: float) -> None:
         for image, needs in {needs.image: needs for needs in reversed(upcoming)}.items():
             if image is None or image in self._not_ahead or self._hosts.has_somewhere(image):
                 continue
-            host = self._hosts.choose_for_fetch(needs)
+            host = self._hosts.choose_for_fetch(needs, now_s)
             if host is not None:
                 host.fetching[image] = None
                 self._emit(Fetch(host.name, image))
 
-    def fetched(self, event: Fetched) -> None:
+    def fetched(self, event: Fetched, now_s: float) -> None:
         """An image is there, or could not be brought."""
-        if not event.is_there:
+        if not event.is_there and not event.is_put_off:
             self._not_ahead.add(event.image)
         host = self._hosts.get(event.host)
         if host is None:
             return
+        if event.is_put_off:
+            host.fetches_ahead_from_s = now_s + PUT_OFF_S
         if host.fetching.get(event.image, host) is None:
             del host.fetching[event.image]
         if event.is_there:

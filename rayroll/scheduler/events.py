@@ -196,6 +196,8 @@ class Fetched(NamedTuple):
     host: str
     image: str
     is_there: bool
+    is_put_off: bool = False
+    """It was not tried: the host has no room for what nobody needs yet, or was lost. Another time it may."""
 
 
 class Taken(NamedTuple):

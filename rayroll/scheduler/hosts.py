@@ -61,6 +61,8 @@ class Host:
         """Both together."""
         self.fetching: dict[str, Hold | None] = {}
         """Images on their way, and the attempt that brings each; None: it is brought ahead of need."""
+        self.fetches_ahead_from_s = -math.inf
+        """Nothing is brought ahead of need before this, by the scheduler's time."""
         self.declared_memory_mib = self.declared_disk_mib = 0
         self.bring_up(up)
 
@@ -315,9 +317,13 @@ class Hosts:
         """A host that is up has the image, or is getting it."""
         return any(host.is_up and (image in host.images or image in host.fetching) for host in self)
 
-    def choose_for_fetch(self, needs: Needs) -> Host | None:
-        """The emptiest host that can bring an image now."""
-        fit = (host for host in self if host.is_healthy() and host.suits(needs) and host.may_fetch(needs))
+    def choose_for_fetch(self, needs: Needs, now_s: float) -> Host | None:
+        """The emptiest host that can bring an image now, before it is needed."""
+        fit = (
+            host
+            for host in self
+            if now_s >= host.fetches_ahead_from_s and host.is_healthy() and host.suits(needs) and host.may_fetch(needs)
+        )
         return min(fit, key=lambda host: (len(host.fetching), host.load), default=None)
 
     def choose_for_warm(self, needs: Needs, now_s: float, *, most: int) -> Host | None:

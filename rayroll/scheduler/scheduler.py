@@ -140,7 +140,7 @@ class Scheduler:
             Ended: self._on_ended,
             Warmed: self._on_warmed,
             Cooled: lambda event: self._ahead.cooled(event, self._now_s),
-            Fetched: self._ahead.fetched,
+            Fetched: lambda event: self._ahead.fetched(event, self._now_s),
             Taken: self._on_taken,
             Paused: self._on_paused,
             Resumed: self._on_resumed,
