@@ -110,6 +110,8 @@ class DockerSubstrate(Substrate):
         self._watches = Watches()
         self._image_ids: dict[str, str] = {}
         """Of images that were asked for, by ``image_of``: an engine lists some under other names."""
+        self._root: Path | None = None
+        """Where the engine keeps its data."""
         self._undoing: set[asyncio.Task[None]] = set()
         self._parts: tuple[Engine, Images, Events] | None = None
 
@@ -190,9 +192,10 @@ class DockerSubstrate(Substrate):
     async def free_disk_mib(self) -> int | None:
         if not self._engine.endpoint.url.startswith("unix://"):
             return None  # another machine's folder may have the same name here
-        folder = Path((await self._engine.call(lambda api: api.info()))["DockerRootDir"])
+        if self._root is None:
+            self._root = Path((await self._engine.call(lambda api: api.info()))["DockerRootDir"])
         with contextlib.suppress(OSError):
-            return (await asyncio.to_thread(shutil.disk_usage, folder)).free >> 20
+            return (await asyncio.to_thread(shutil.disk_usage, self._root)).free >> 20
         return None
 
     # life of a sandbox

@@ -404,8 +404,8 @@ class Executor(RuleBasedStateMachine):
         self.tell(Cooled(host, shape))
 
     @precondition(lambda self: self.boxes)
-    @rule(data=st.data(), image=st.sampled_from("ab"), is_there=st.booleans())
-    def image_is_there(self, data: st.DataObject, image: str, is_there: bool) -> None:
+    @rule(data=st.data(), image=st.sampled_from("ab"), is_there=st.booleans(), is_put_off=st.booleans())
+    def image_is_there(self, data: st.DataObject, image: str, is_there: bool, is_put_off: bool) -> None:
         host = data.draw(st.sampled_from(sorted(self.boxes)))
         box = self.boxes[host]
         brought = any(
@@ -416,7 +416,7 @@ class Executor(RuleBasedStateMachine):
             box.fetching.discard(image)
         if is_there and host in self.scheduler.snapshot().hosts:
             box.images.add(image)
-        self.tell(Fetched(host, image, is_there))
+        self.tell(Fetched(host, image, is_there, not is_there and is_put_off))
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), happens=st.sampled_from([Taken, Taken, Paused, Resumed]))

@@ -440,6 +440,16 @@ def test_an_image_that_cannot_be_fetched_is_left_to_the_rollout_that_needs_it() 
     assert play.tell(Ended(id("a"), "done")) == [Settle("a", id("a")), start("b")]
 
 
+def test_a_host_without_room_for_images_ahead_is_asked_again_after_a_while() -> None:
+    play = Play(HostUp("h", slots=1)).open()
+    play.ask("a")
+    play.ask("b", needs=Needs(image="i"))
+    assert play.after(0.2) == [Fetch("h", "i")]
+    play.tell(Fetched("h", "i", False, is_put_off=True))
+    assert play.after(4.0) == []
+    assert play.after(2.0) == [Fetch("h", "i")]
+
+
 def warmed() -> Play:
     """One slot, taken; one sandbox of shape s warm for the next; its host has room for both and no more."""
     play = Play(HostUp("h", slots=1, memory_mib=200), warm={"most_per_host": 1}).open()
