@@ -245,8 +245,16 @@ def wired_nodes(
 
 
 @contextmanager
-def cheap_nodes(count: int = 2, *, cpus: int = 2, labels: Sequence[Mapping[str, str]] = ()) -> Iterator[Any]:
+def cheap_nodes(
+    count: int = 2,
+    *,
+    cpus: int = 2,
+    labels: Sequence[Mapping[str, str]] = (),
+    env: Sequence[Mapping[str, str]] = (),
+) -> Iterator[Any]:
     """A ``ray.cluster_utils.Cluster`` of ``count`` workers on loopback, labelled ``node=1``...; the head has no CPU.
+
+    ``labels`` and ``env`` (more variables for its processes) are per node.
 
     Yields the cluster; its ``workers`` are the handles for ``remove_node``, in order.
     """
@@ -265,6 +273,7 @@ def cheap_nodes(count: int = 2, *, cpus: int = 2, labels: Sequence[Mapping[str, 
                     wait=False,
                     num_cpus=cpus,
                     labels={"node": str(index), **(labels[index - 1] if index <= len(labels) else {})},
+                    env_vars=dict(env[index - 1]) if index <= len(env) else {},
                 )
                 for index in range(1, count + 1)
             ]
