@@ -157,5 +157,8 @@ def _outcome(rollout: Rollout) -> str:
 
 
 def _left(kept: Kept) -> str:
-    minutes = max(0, round((kept.until_unix_s - time.time()) / 60))
+    left_s = max(0.0, kept.until_unix_s - time.time())
+    if left_s < 60:
+        return f"{left_s:.0f} s"
+    minutes = round(left_s / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
