@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +15,7 @@ from rayroll.runner.client import Greeting, Resume, RunnerClient, Tree
 from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, Substrate, can_adopt
 from rayroll.substrates._shield import finish
 from rayroll.timing import Recorder
-from rayroll.types import Rung, Task
+from rayroll.types import Kept, Rung, Task
 
 __all__ = ["Live", "Ticket", "adopt", "reconnect", "start"]
 
@@ -88,6 +90,28 @@ class Live:
     async def end(self) -> None:
         """Destroy the sandbox, however often the caller is cancelled meanwhile. Raises SubstrateError."""
         await finish(self._end())
+
+    async def keep(self, for_s: float, task: Task) -> Kept:
+        """Leave it to itself for so many seconds, with all that runs in it, and let go of it.
+
+        Raises:
+            ConfigError: Its substrate cannot.
+            InfraFailure: It is gone, or could not be kept; the caller ends it.
+        """
+        until_unix_s = time.time() + for_s
+        ref = self.sandbox.ref
+        place = await self.substrate.keep(ref, until_unix_s)  # first: from here on nobody takes it for a leftover
+        await self.runner.leave(for_s)
+        return Kept(
+            substrate=ref.kind,
+            sandbox=ref.id,
+            node=socket.gethostname(),
+            until_unix_s=until_unix_s,
+            shell=self.born.shell,
+            workdir=self.workdir(task),
+            user=task.agent_user,
+            place=place,
+        )
 
     async def _end(self) -> None:
         # The runner is not told to end: then its sandbox would, however many the substrate is removing already.

@@ -22,6 +22,7 @@ from rayroll.errors import (
     DiskFullError,
     Failure,
     InfraFailure,
+    RayrollError,
     SandboxFileError,
     SandboxKilledError,
     SandboxLostError,
@@ -31,7 +32,7 @@ from rayroll.pool import Pool, PoolConfig, Reset, shape_of
 from rayroll.substrates import Lease, Sandbox, SandboxSpec, Substrate, load
 from rayroll.substrates._shield import finish
 from rayroll.timing import Recorder
-from rayroll.types import ExecResult, Grade, Rung, Task
+from rayroll.types import ExecResult, Grade, Kept, Rung, Task
 
 __all__ = ["Client", "Session", "SessionConfig", "observation"]
 
@@ -338,6 +339,8 @@ class Session:
         """The same to the result of a first no-op; None unless ``SessionConfig.first_action`` asks for it."""
         self.is_recycled = False
         """Its sandbox was made clean, and waits for another session of its shape; said when it is closed."""
+        self.kept: Kept | None = None
+        """Where its sandbox is, after ``keep``."""
         self._client = client
         self._seeds = _seeds(seed)
         self._deadline_s = deadline_s
@@ -700,14 +703,36 @@ class Session:
             self._closing = asyncio.get_running_loop().create_task(self._close(), name=f"close {self.id}")
         await finish(_outcome(self._closing))
 
-    async def _close(self) -> None:
+    async def keep(self, for_s: float) -> Kept | None:
+        """Close, but leave the sandbox and what runs in it as they are, for somebody to look into (``rayroll shell``).
+
+        It outlives this process, and removes itself after so many seconds.
+
+        Returns:
+            How to get in; None: there was no sandbox, or it could not be kept (the log says why) and was destroyed.
+
+        Raises:
+            ConfigError: This substrate cannot keep sandboxes; the session is as it was.
+        """
+        if not self._client.substrate.can_keep():
+            raise ConfigError(f"substrate {self._client.substrate.kind!r} cannot keep a sandbox")
+        if self._closing is None:
+            name = f"keep the sandbox of {self.id}"
+            self._closing = asyncio.get_running_loop().create_task(self._close(for_s), name=name)
+        await finish(_outcome(self._closing))
+        return self.kept
+
+    async def _close(self, keep_s: float | None = None) -> None:
         try:
             if self._booting is None:
                 return
             self._booting.cancel()
             await asyncio.wait({self._booting})
             live = self._live_nowait()
-            if live is not None:
+            if live is not None and keep_s is not None:
+                with self.recorder.span("teardown"):
+                    await self._keep(live, keep_s)
+            elif live is not None:
                 # Something under way could still send a command, to whoever has the sandbox by then.
                 busy = "in use" if self._under_way or self._judging.locked() else ""
                 quarantine = busy or ("network" if self._network_was_switched else "")
@@ -716,6 +741,13 @@ class Session:
                 )
         finally:
             self._forget(self)
+
+    async def _keep(self, live: Live, for_s: float) -> None:
+        try:
+            self.kept = await live.keep(for_s, self.task)
+        except RayrollError as error:
+            logger.warning("a sandbox could not be kept: session=%s %s", self.id, error)
+            await live.end()
 
     async def _end_quietly(self, live: Live) -> None:
         try:

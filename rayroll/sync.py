@@ -12,7 +12,7 @@ from rayroll.errors import CallerError, ClosedError
 from rayroll.pool import PoolStats
 from rayroll.session import Client, Session, SessionConfig
 from rayroll.substrates import Substrate
-from rayroll.types import ExecResult, Grade, Rung, Task
+from rayroll.types import ExecResult, Grade, Kept, Rung, Task
 
 __all__ = ["SyncClient", "SyncSession", "portal"]
 
@@ -227,6 +227,10 @@ class SyncSession:
     def grade(self, *, fingerprint: bool = False) -> Grade:
         """See ``Session.grade``."""
         return portal().run(self.session.grade(fingerprint=fingerprint))
+
+    def keep(self, for_s: float) -> Kept | None:
+        """See ``Session.keep``."""
+        return portal().run(self.session.keep(for_s))
 
     def close(self) -> None:
         """See ``Session.close``."""

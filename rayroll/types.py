@@ -304,6 +304,27 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A sandbox that was not destroyed with its rollout, and how to get in: what ``rayroll shell`` needs to know.
+
+    Nothing of its environment is in here: whoever gets in has it from the sandbox.
+    """
+
+    substrate: str
+    sandbox: str
+    """Its name there."""
+    node: str
+    until_unix_s: float
+    """When it removes itself, by wall clock."""
+    shell: str
+    workdir: str
+    user: str | None = None
+    """Who the agent was; None: the sandbox's own user."""
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the substrate's config with which it is found."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One episode and its record."""
 
@@ -343,6 +364,8 @@ class Rollout:
     """How often that host died, and the one after it went on with the sandbox."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the run that made it wants to group by, such as the sweep cell."""
+    kept: Kept | None = None
+    """Its sandbox, where ``PlayConfig.keep`` asked for it."""
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)

@@ -113,6 +113,7 @@ class Executor:
         self._tally, self._prometheus = Tally(self.run_id, substrate), Prometheus(substrate)
         self._telling: asyncio.Task[None] | None = None
         self._runs: set[Run] = set()
+        self._kept_until_s: list[float] = []
         self._numbers = itertools.count(1)
         self._is_open = False
 
@@ -169,7 +170,7 @@ class Executor:
                 ``group``: also where the others of its group have long finished, which prefers short rollouts.
 
         Raises:
-            ConfigError: A count is impossible.
+            ConfigError: A count is impossible, or sandboxes are to be kept and this substrate cannot.
         """
         if not self._is_open:
             raise ClosedError("the executor is not open; use `async with Executor(...) as executor`")
@@ -178,6 +179,9 @@ class Executor:
             max_in_flight=(max_in_flight, 1),
             max_infra_retries=(max_infra_retries, 0),
         )
+        config = config or PlayConfig()
+        if config.keep != "never" and not load(self.substrate).can_keep():
+            raise ConfigError(f"substrate {self.substrate!r} cannot keep sandboxes", keep=config.keep)
         if spares not in get_args(Spares):
             raise unknown_name("spares", spares, get_args(Spares))
         if state is not None:
@@ -202,7 +206,7 @@ class Executor:
         images = {task.id: self._wants.image_of(spec_of(task, trusted=trusted)) for task in tasks}
         for task in tasks:
             self._keeper.know(task, images[task.id], trusted=trusted)
-        rules = Rules(policy, config or PlayConfig(), self._session, Gate())
+        rules = Rules(policy, config, self._session, Gate(), self._kept_until_s)
         limits = RunLimits(max_in_flight, max_infra_retries, spares)
         run = Run(
             str(next(self._numbers)),

@@ -224,10 +224,10 @@ class NodeHost:
         if isinstance(message, Close):
             if session is not None:
                 try:
-                    await session.close()
+                    await (session.close() if message.keep_s is None else session.keep(message.keep_s))
                 finally:
                     self._sessions.pop(message.session, None)
-                return session.is_recycled
+                return session.kept or session.is_recycled
             return False
         if session is None:
             raise ClosedError("no such session in this host", session=message.session)

@@ -119,9 +119,11 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a session. Answered with whether its sandbox was made clean and is kept; False for one that is unknown."""
+    """End a session. Answered with whether its sandbox was made clean and waits; False for one that is unknown."""
 
     session: str
+    keep_s: float | None = None
+    """Do not destroy the sandbox but leave it to itself for so long, and answer with a ``Kept`` where that was done."""
 
 
 @dataclass(frozen=True, slots=True)

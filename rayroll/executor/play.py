@@ -8,6 +8,7 @@ import hashlib
 import logging
 import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,11 +29,13 @@ from rayroll.runner.client import NUMBERED_FROM
 from rayroll.scheduler import End, Stage, StopReason
 from rayroll.session import SessionConfig, observation
 from rayroll.timing import Recorder
-from rayroll.types import Act, ExecResult, Grade, Rollout, Rung, Step, Task, Turn
+from rayroll.types import Act, ExecResult, Grade, Kept, Rollout, Rung, Step, Task, Turn
 
-__all__ = ["Attempt", "PlayConfig", "PolicyFailed", "Rules", "Sample", "is_trusted", "rollout_id"]
+__all__ = ["Attempt", "Keep", "PlayConfig", "PolicyFailed", "Rules", "Sample", "is_trusted", "rollout_id"]
 
 logger = logging.getLogger(__name__)
+
+Keep = Literal["never", "on-failure", "always"]
 
 FINAL = {"ImageError"}
 """What the machine does wrong in the same way when it is asked again: its substrate has retried what may pass."""
@@ -58,6 +61,14 @@ class PlayConfig(Config):
     retry: Literal["any", "start"] = "any"
     """What is tried again where the machine fails: a rollout in whatever state, or only its start. ``start`` is for
     policies that cannot begin again, such as a loop that has learned from the first steps already."""
+    keep: Keep = "never"
+    """Whose sandbox is left to itself at the end, for ``rayroll shell``, instead of destroyed; the record says where it
+    is (``Rollout.kept``). ``on-failure``: of a rollout with a failure, or with a reward of 0 or less."""
+    keep_for_s: float = Field(default=3600.0, ge=1.0)
+    """How long it is kept; then it removes itself."""
+    keep_most: int = Field(default=8, ge=1)
+    """Most that an executor keeps at the same time, over all its runs: the first so many, for later failures are often
+    the same again. Each holds its memory and disk, but no slot."""
     fingerprint: bool = False
     """Hash what each agent left, to prove that substrates did equal work; some ms a rollout, booked as ``grade``."""
 
@@ -75,6 +86,8 @@ class Rules:
     session: SessionConfig
     gate: Gate
     """Closed while the run is paused."""
+    kept_until_s: list[float] = field(default_factory=list)
+    """When the time of each sandbox that the executor kept is over, by ``time.monotonic``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,7 @@ class Attempt:
         self._sample, self._policy, self._config = sample, rules.policy, rules.config
         self._grip = Grip(loan, sample.task, lease_s=rules.session.lease_s, left_s=self._left_s)
         self._gate, self._on_started, self._on_reached = rules.gate, on_started, on_reached
+        self._kept_until_s = rules.kept_until_s
         self._host, self._number, self._boots_first = host, number, boots_first
         self._deadline_s = rules.config.deadline_s or sample.task.agent_timeout_s
         self._exec_timeout_s = rules.config.exec_timeout_s or rules.session.exec_timeout_s
@@ -174,6 +188,7 @@ class Attempt:
         self._opened_ns: int | None = None
         self._reset_s: float | None = None
         self._submitted = self._truncated = False
+        self._kept: Kept | None = None
         self.end: End = "stopped"
         """How it ended."""
         self.is_recycled = False
@@ -221,7 +236,7 @@ class Attempt:
                 failure = Failure("caller", f"the rollout was {self._stopped}", self._stopped)
         finally:
             self._playing = None
-            await self._close()
+            await self._close(keep=self._shall_keep(grade, failure))
         return self._record(grade, failure)
 
     def expire(self, stage: str) -> None:
@@ -427,20 +442,37 @@ class Attempt:
             arrived_ns=done.arrived_ns,
         )
 
-    async def _close(self) -> None:
-        """Free the sandbox. A host that is gone frees it by the lease."""
+    def _shall_keep(self, grade: Grade | None, failure: Failure | None) -> bool:
+        """Not where the run itself ends or gave the rollout up: nobody will ask why."""
+        is_over = grade is not None or failure is not None
+        if self._config.keep == "never" or self._stopped is not None or not is_over:
+            return False
+        has_failed = failure is not None or grade is None or grade.reward is None or grade.reward <= 0
+        now_s = time.monotonic()
+        self._kept_until_s[:] = [until_s for until_s in self._kept_until_s if until_s > now_s]
+        return (has_failed or self._config.keep == "always") and len(self._kept_until_s) < self._config.keep_most
+
+    async def _close(self, *, keep: bool) -> None:
+        """Free the sandbox, or keep it. A host that is gone frees it by the lease."""
         self._on_reached("close", None, None)
         start_ns = self._covered_ns
+        keep_s = self._config.keep_for_s if keep else None
+        until_s = time.monotonic() + (keep_s or 0.0)
+        if keep:  # one place less from now on, and not only when it is done
+            self._kept_until_s.append(until_s)
         try:
-            done = await self._grip.call(Close(self._session), deadline_s=self._patience_s)
+            done = await self._grip.call(Close(self._session, keep_s), deadline_s=self._patience_s)
+            self._kept = done.value if isinstance(done.value, Kept) else None
         except RayrollError as error:
             self._cover("return")
             logger.info("rollout %s: close: %s", self._sample.rollout_id, error)
             return
         finally:
             self._grip.let_go()
+            if self._kept is None and until_s in self._kept_until_s:
+                self._kept_until_s.remove(until_s)
         self._take_over(done, start_ns)
-        self.is_recycled = bool(done.value)
+        self.is_recycled = done.value is True
         if done.error is not None:
             logger.info("rollout %s: close: %s", self._sample.rollout_id, done.error)
 
@@ -472,6 +504,7 @@ class Attempt:
             host=self._host,
             moves=self._grip.moves,
             labels={**sample.labels, "system": opened.system} if opened else sample.labels,
+            kept=self._kept,
         )
 
     def _work_digest(self, grade: Grade | None) -> str:

@@ -284,6 +284,15 @@ class RunnerClient:
         """Hear from the runner. Raises SandboxLostError."""
         await self._start(FrameType.LEASE, b"").done
 
+    async def leave(self, lease_s: float) -> None:
+        """Let go of the runner and leave it to itself: from now on it lives so many seconds, whoever started it ends.
+
+        Raises:
+            SandboxLostError: It is gone.
+        """
+        await self._start(FrameType.LEASE, encode_fields({Tag.LEASE_MS: milliseconds(lease_s)})).done
+        await self.close()
+
     async def baseline(self, keep: Iterable[str] = (), *, most_bytes: int = 32 << 20) -> Tree:
         """Remember everything that can be written in the sandbox, so that ``reset`` can go back to it.
 

@@ -137,6 +137,8 @@ class Peer:
             return
         if frame.epoch != self._epoch:
             return
+        if frame.type == FrameType.LEASE and (lease_ms := number(decode_fields(frame.payload), Tag.LEASE_MS)):
+            self._lease_s = lease_ms / 1000
         self._renew()
         match frame.type:
             case FrameType.LEASE:

@@ -26,15 +26,27 @@ from rayroll.errors import (
     SubstrateError,
 )
 from rayroll.runner.build import cache_dir, runner_path, source_digest
-from rayroll.substrates import Channel, Lease, Probe, Sandbox, SandboxRef, SandboxSpec, Substrate, SubstrateConfig
+from rayroll.substrates import (
+    Channel,
+    Lease,
+    Login,
+    Probe,
+    Sandbox,
+    SandboxRef,
+    SandboxSpec,
+    Shell,
+    Substrate,
+    SubstrateConfig,
+)
 from rayroll.substrates import _endpoint as endpoints
 from rayroll.substrates._attach import AttachChannel, attach
 from rayroll.substrates._budget import ImageBudget
+from rayroll.substrates._docker_shell import log_in
 from rayroll.substrates._engine import LEASE, OWNER, RUN, Engine, is_status, labels_of, translated
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._images import Image, Images, name_of
-from rayroll.substrates._reaper import adopted_name
+from rayroll.substrates._reaper import adopted_name, kept_name, kept_until
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 
@@ -404,6 +416,17 @@ class DockerSubstrate(Substrate):
 
         await finish(self._engine.call(switch))
 
+    async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
+        def rename(api: Any) -> None:
+            name = api.inspect_container(ref.id)["Name"].lstrip("/")
+            api.rename(ref.id, kept_name(name, until_unix_s))
+
+        await finish(self._engine.call(rename))
+        return {"host": self._engine.endpoint.url}
+
+    async def shell(self, ref: SandboxRef, login: Login) -> Shell:
+        return await log_in(self._engine, ref.id, login)
+
     def _on_death(self, container_id: str) -> None:
         self._alive.discard(container_id)
         asyncio.get_running_loop().call_later(DEATH_NOTICE_S, self._hang_up, container_id)
@@ -504,6 +527,7 @@ def _ref(container: Mapping[str, Any]) -> SandboxRef:
         container["State"],
         age_s=max(0.0, time.time() - container["Created"]),
         lease_s=float(labels.get(LEASE, 0)),
+        kept_until_unix_s=kept_until(container.get("Names")),
     )
 
 

@@ -19,11 +19,13 @@ from rayroll.errors import SubstrateError
 from rayroll.substrates import (
     Channel,
     Lease,
+    Login,
     Probe,
     Receiver,
     Sandbox,
     SandboxRef,
     SandboxSpec,
+    Shell,
     Substrate,
     SubstrateConfig,
     load,
@@ -138,6 +140,12 @@ class Disturbed(Substrate):
 
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         await self.inner.set_network(ref, enabled)
+
+    async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
+        return await self.inner.keep(ref, until_unix_s)
+
+    async def shell(self, ref: SandboxRef, login: Login) -> Shell:
+        return await self.inner.shell(ref, login)
 
     def _note(self, word: str, ref: SandboxRef) -> None:
         if word == "create":
