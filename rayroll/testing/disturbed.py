@@ -28,6 +28,7 @@ from rayroll.substrates import (
     SubstrateConfig,
     load,
 )
+from rayroll.substrates._shield import finish
 
 __all__ = ["DISTURB", "Disturbed", "DisturbedConfig"]
 
@@ -52,6 +53,10 @@ class DisturbedConfig(SubstrateConfig):
     back_s: float = 0.0
     """Delay on the way back of what follows such a message."""
     mark: str = ""
+    create_waits_for: Path | None = None
+    """A file without which ``create`` does not return, although the real sandbox is there."""
+    destroy_waits_for: Path | None = None
+    """The same for ``destroy``, although the real sandbox is gone."""
     creates_that_fail: int = 0
     """So many first creates raise, after the real sandbox was made; it is destroyed again, as the contract asks."""
     destroys_that_fail: int = 0
@@ -103,6 +108,11 @@ class Disturbed(Substrate):
         sandbox = await self.inner.create(spec, lease)
         self._own[sandbox.ref.id] = own
         self._note("create", sandbox.ref)
+        try:
+            await _appears(own.create_waits_for)
+        except BaseException:
+            await finish(self.inner.destroy(sandbox.ref))
+            raise
         if self._creates_left:
             self._creates_left -= 1
             await self.inner.destroy(sandbox.ref)
@@ -125,7 +135,9 @@ class Disturbed(Substrate):
             self._destroys_left -= 1
             raise SubstrateError("this destroy was told to fail", id=ref.id)
         await self.inner.destroy(ref)
-        await asyncio.sleep(self._own.pop(ref.id, self.config).destroy_s)
+        own = self._own.pop(ref.id, self.config)
+        await asyncio.sleep(own.destroy_s)
+        await _appears(own.destroy_waits_for)
         self._note("destroy", ref)
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
@@ -145,6 +157,11 @@ class Disturbed(Substrate):
         if self.config.ledger is not None:
             with self.config.ledger.open("a") as file:
                 file.write(f"{word} {ref.id}\n")
+
+
+async def _appears(path: Path | None) -> None:
+    while path is not None and not Path(path).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+        await asyncio.sleep(0.02)
 
 
 class DisturbedChannel(Channel):
