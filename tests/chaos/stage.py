@@ -30,7 +30,7 @@ LONG_S = 4.0
 CONFIG = PlayConfig(start_deadline_s=40.0, deadline_s=60.0, exec_timeout_s=20.0)
 SOLVE = "echo 42 > answer.txt; sleep 600 > /dev/null 2>&1 &"
 VICTIM = "CHAOS_VICTIM"
-"""Variable in the sandboxes that a fault may pick."""
+"""Variable in the sandboxes that a fault may pick: those that are there, but for the bystander's."""
 
 
 class Stage:
@@ -59,7 +59,7 @@ class Stage:
         made = []
         for phase in (*PHASES, BYSTANDER):
             fields = special.get(phase, {})
-            marks = {} if phase == BYSTANDER else {VICTIM: phase}
+            marks = {} if phase in ("close", BYSTANDER) else {VICTIM: phase}
             made.append(little.task(phase, **{**fields, "env": {**fields.get("env", {}), **marks}}))
         return made
 
