@@ -29,7 +29,7 @@ def signal_runners(run_id: str, signum: signal.Signals) -> int:
 async def test_runners_that_are_gone_spoil_no_rollout_and_not_their_neighbour(
     opened: Opened, stage: Stage, signum: signal.Signals
 ) -> None:
-    async with opened(disturbance={}) as executor:
+    async with opened(disturbance={}, session={"hello_timeout_s": 5.0}) as executor:
 
         async def fault() -> None:
             count = await asyncio.to_thread(signal_runners, executor.run_id, signum)
