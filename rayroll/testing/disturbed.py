@@ -30,7 +30,7 @@ from rayroll.substrates import (
 )
 from rayroll.substrates._shield import finish
 
-__all__ = ["DISTURB", "Disturbed", "DisturbedConfig"]
+__all__ = ["DISTURB", "Disturbed", "DisturbedConfig", "DisturbedMovable"]
 
 DISTURB = "RAYROLL_DISTURB"
 """Variable of a task's environment with fields of the config, in JSON, for its sandboxes alone."""
@@ -157,6 +157,15 @@ class Disturbed(Substrate):
         if self.config.ledger is not None:
             with self.config.ledger.open("a") as file:
                 file.write(f"{word} {ref.id}\n")
+
+
+class DisturbedMovable(Disturbed):
+    """The same around one whose sandboxes another process can take over."""
+
+    kind: ClassVar[str] = "disturbed-movable"
+
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        return self._around(await self.inner.adopt(ref, lease), self._own.get(ref.id, self.config))
 
 
 async def _appears(path: Path | None) -> None:

@@ -7,8 +7,9 @@ import os
 import signal
 
 import ray
-from chaos.stage import Stage, all_are_right
+from chaos.stage import Stage, all_are_right, of, phase_of
 from executor.conftest import Opened
+from requirements import check
 
 from rayroll import Executor
 from rayroll.executor.link import HOST_PREFIX, NAMESPACE
@@ -22,6 +23,21 @@ async def test_a_host_that_is_killed_spoils_no_rollout(opened: Opened, stage: St
 
         rollouts = await stage.play(executor, fault)
     all_are_right(rollouts)
+
+
+async def test_containers_go_on_in_the_next_host_and_only_what_was_starting_is_played_again(
+    opened: Opened, stage: Stage
+) -> None:
+    check("docker")
+    async with opened("docker", disturbance={}, session={"lease_s": 20.0}) as executor:
+
+        async def fault() -> None:
+            os.kill(executor.hosts[0].pid, signal.SIGKILL)
+
+        rollouts = await stage.play(executor, fault)
+    all_are_right(rollouts)
+    assert {phase_of(rollout) for rollout in rollouts if rollout.attempts > 1} <= {"start"}
+    assert {of(rollouts, phase).moves for phase in ("policy", "exec", "between", "grade")} == {1}
 
 
 async def test_a_host_that_ray_ends_spoils_no_rollout(opened: Opened, stage: Stage) -> None:
