@@ -132,6 +132,11 @@ class Executor:
         """What the first host says about itself."""
         return self._hosts.info
 
+    @property
+    def hosts(self) -> list[HostInfo]:
+        """What every host that is up says about itself."""
+        return self._hosts.up()
+
     async def stats(self) -> HostStats:
         """How the hosts are doing: sums, and the worst lag."""
         return await self._hosts.stats()

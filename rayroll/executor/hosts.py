@@ -140,6 +140,10 @@ class Hosts:
         async with place.lend() as loan:
             yield loan
 
+    def up(self) -> list[HostInfo]:
+        """What every host that is up says about itself."""
+        return [link.info for place in self._places.values() for link in place.links if not link.is_lost]
+
     async def stats(self) -> HostStats:
         """How the hosts are doing: sums, and the worst lag."""
         links = [link for place in self._places.values() for link in place.links if not link.is_lost]

@@ -115,3 +115,11 @@ def test_starts_at_once_are_measured_with_every_limit() -> None:
     line = last_line("starts.py")
     assert {arm["name"] for arm in line["arms"]} == {"adaptive", "fixed 2"}
     assert line["failures"] == 0 and line["adaptive_s"] > 0
+
+
+def test_a_run_under_random_faults_leaks_loses_and_invents_nothing() -> None:
+    check("local")
+    line = last_line("soak.py")
+    assert (line["leaks"], line["lost"], line["invented"]) == (0, 0, 0)
+    for run in line["runs"].values():
+        assert run["faults"]["host-killed"] >= 1 and run["error"] == ""
