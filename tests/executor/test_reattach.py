@@ -28,9 +28,9 @@ def docker_is_there() -> None:
 
 
 async def kill_host(executor: Executor) -> None:
-    (link,) = (link for place in executor._hosts._places.values() for link in place.links)
-    os.kill(link.info.pid, signal.SIGKILL)
-    await link.wait_until_lost()
+    (host,) = executor.hosts
+    os.kill(host.pid, signal.SIGKILL)
+    await little.until(lambda: host not in executor.hosts)
 
 
 class Murderer:
