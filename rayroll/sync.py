@@ -8,6 +8,7 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
+from rayroll._live import Ticket
 from rayroll.errors import CallerError, ClosedError
 from rayroll.pool import PoolStats
 from rayroll.session import Client, Session, SessionConfig
@@ -131,6 +132,31 @@ class SyncClient:
             )
         )
 
+    def take_over(
+        self,
+        task: Task,
+        ticket: Ticket,
+        *,
+        left_s: float,
+        under_way: int | None = None,
+        group_id: str | None = None,
+        sample_index: int = 0,
+        seed: int | None = None,
+        trusted: bool = False,
+    ) -> SyncSession:
+        """See ``Client.take_over``."""
+        taking_over = self._client.take_over(
+            task,
+            ticket,
+            left_s=left_s,
+            under_way=under_way,
+            group_id=group_id,
+            sample_index=sample_index,
+            seed=seed,
+            trusted=trusted,
+        )
+        return SyncSession(portal().run(taking_over))
+
     def warm(self, task: Task, *, trusted: bool = False) -> bool:
         """See ``Client.warm``."""
         return portal().run(self._client.warm(task, trusted=trusted))
@@ -196,13 +222,23 @@ class SyncSession:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
+        number: int | None = None,
     ) -> ExecResult:
         """See ``Session.exec``."""
-        return portal().run(
-            self.session.exec(
-                command, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s, env=env, cwd=cwd, stdin=stdin
-            )
+        running = self.session.exec(
+            command,
+            timeout_s=timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            number=number,
         )
+        return portal().run(running)
+
+    def ticket(self) -> Ticket | None:
+        """See ``Session.ticket``."""
+        return self.session.ticket()
 
     def write(self, path: str | bytes, data: bytes, *, mode: int | None = None) -> None:
         """See ``Session.write``."""
