@@ -186,6 +186,9 @@ class Course:
             "hosts": len(self.memory.hosts),
             "host_growth": growth(self.memory.host()),
             "host_mib": [round(b / 2**20, 1) for b in seen] if seen else None,
+            "host_course_mib": [
+                round(b / 2**20, 1) for _, b in self.memory.host()[:: len(self.memory.host()) // 20 + 1]
+            ],
             "host_rollouts": self.memory.host()[-1][0] - self.memory.host()[0][0] if self.memory.host() else 0,
             "driver_growth": growth(self.memory.driver),
             "error": self.error,

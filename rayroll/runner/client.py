@@ -164,6 +164,7 @@ class RunnerClient:
         self._timer: asyncio.TimerHandle | None = None
         self._reattaching: asyncio.Task[None] | None = None
         self._lost: RayrollError | None = None
+        self._receiver: RunnerClient._Receiver | None = None
         self._closed = False
         self.greeting: Greeting
         self.reattached = 0
@@ -663,7 +664,7 @@ class RunnerClient:
         self._send(FrameType.LEASE, 0)
         self._older_acks = fresh
 
-    def _broken(self, receiver: _Receiver, error: RayrollError) -> None:
+    def _broken(self, receiver: _Receiver | None, error: RayrollError) -> None:
         if receiver is not self._receiver or self._closed or self._lost is not None:
             return
         if self._stream is None:
@@ -716,6 +717,7 @@ class RunnerClient:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        self._receiver = None  # which knows this client: no cycle is left behind
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done.done():
