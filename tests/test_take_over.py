@@ -32,8 +32,8 @@ async def test_directory_variables_and_results_are_there_and_grading_goes_on() -
 
 async def test_a_sandbox_that_ends_with_its_process_has_no_ticket() -> None:
     check("local")
-    async with Client("local", substrate_config=little.SUBSTRATE_CONFIG["local"]) as client:
-        async with client.open(little.task(), trusted=True) as session:
-            assert session.ticket() is None
-            await session.booted()
-            assert session.ticket() is None
+    local = Client("local", substrate_config=little.SUBSTRATE_CONFIG["local"])
+    async with local as client, client.open(little.task(), trusted=True) as session:
+        assert session.ticket() is None
+        await session.booted()
+        assert session.ticket() is None

@@ -29,7 +29,7 @@ DECREASE = 0.6
 FASTER = 1.5
 """Where too many were the reason, 0.6 times as many take 0.6 of the time, 1.67 times as fast; where not, as long. This
 lies near the first: where fewer start fewer per second, it was not too many. A node that others use gives a little more
-to whoever asks for more at once: of 2,000 starts there the last was ready after 498 s, and with 1.25 after 642."""
+to whoever asks for more at once: in a model of one, 2,000 starts took 498 s, and 642 with 1.25."""
 DOUBLED = 1.7
 """Before the first sign of too many: twice as many may take this many times as long, 18 % more per second. With
 ``tolerance`` (1.5, 33 % more) 200 starts stopped doubling one step too early on such a node: 59 s for 53."""
