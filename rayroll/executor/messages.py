@@ -105,8 +105,8 @@ class Exec(NamedTuple):
     session: str
     command: str
     timeout_s: float | None
-    number: int
-    """Its own in the life of its sandbox: asked again with it, it is not run again."""
+    number: int | None = None
+    """Its own in the life of its sandbox: asked again with it, it is not run again. None: nobody will ask again."""
 
 
 @dataclass(frozen=True, slots=True)
