@@ -21,15 +21,26 @@ async def hiding_engine(real: Path, folder: Path, hidden: str) -> AsyncIterator[
         hidden: Name of the image that it does not list.
     """
 
+    serving: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(serve(reader, writer))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(contextlib.suppress(ConnectionError, asyncio.IncompleteReadError))
+            stack.callback(writer.close)
             head = await reader.readuntil(b"\r\n\r\n")
             upstream, to_engine = await asyncio.open_unix_connection(real)
+            stack.callback(to_engine.close)
             is_list = re.match(rb"GET (/v[\d.]+)?/images/json", head)
             if b"upgrade" not in head.lower():  # one request a connection
                 head = re.sub(rb"(?i)\r\nconnection: [^\r]*", b"", head)[:-2] + b"Connection: close\r\n\r\n"
             to_engine.write(head)
             sending = asyncio.ensure_future(_copy(reader, to_engine))
+            stack.callback(sending.cancel)
             if is_list:
                 body = _without(hidden, await upstream.read())
                 writer.write(
@@ -37,15 +48,17 @@ async def hiding_engine(real: Path, folder: Path, hidden: str) -> AsyncIterator[
                 )
             else:
                 await _copy(upstream, writer)
-            sending.cancel()
-            to_engine.close()
-        writer.close()
 
-    server = await asyncio.start_unix_server(serve, folder / "hiding.sock")
+    server = await asyncio.start_unix_server(accept, folder / "hiding.sock")
     try:
         yield f"unix://{folder / 'hiding.sock'}"
     finally:
         server.close()
+        for task in list(serving):
+            task.cancel()
+        if serving:
+            await asyncio.wait(set(serving))
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
 
 
 async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:

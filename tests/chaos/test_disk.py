@@ -43,7 +43,10 @@ async def test_a_full_disk_gives_no_reward_that_nobody_earned_and_is_over_when_i
     filler = disk / ".filler"
     config = {"rootfs": "host", "folder": str(disk)}
     async with opened(disturbance={}, substrate_config=config) as executor:
-        all_are_right_or_typed(await stage.play(executor, lambda: asyncio.to_thread(fill, filler)))
+        rollouts = await stage.play(executor, lambda: asyncio.to_thread(fill, filler))
+        # An agent that cannot write sees why, and is judged by what is there: nothing tells whose files fill the node.
+        saw_it = [r for r in rollouts if r.reward == 0.0 and any(step.output_bytes for step in r.steps)]
+        all_are_right_or_typed([rollout for rollout in rollouts if rollout not in saw_it])
         await asyncio.to_thread(filler.unlink)
         after = executor.submit(stage.tasks(), ScriptedPolicy(["echo 42 > answer.txt"]), namespace="after")
         assert [rollout.reward async for rollout in after.rollouts()] == [1.0] * len(stage.tasks())
