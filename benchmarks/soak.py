@@ -387,7 +387,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run, show, and say whether the claims hold."""
     options = parse(argv)
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    # A cluster of its own: whose processes are killed here must be nobody else's.
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     line = asyncio.run(measure(options))
     show(line)
     print(json.dumps(line))
