@@ -164,9 +164,15 @@ def remove(remains: Remains, *, patience_s: float = 10.0) -> None:
     for cgroup in remains.cgroups:
         _remove_cgroup(Path(cgroup), deadline)
     # What says whose it is goes last: whoever is killed in between leaves something that is found again.
-    for inner in _contents(Path(remains.folder)):
+    folder = Path(remains.folder)
+    for inner in _contents(folder):
         remove_tree(inner)
-    remove_tree(Path(remains.folder))
+    # Without a program in between, so that hardly anybody is killed between these two.
+    with contextlib.suppress(FileNotFoundError):
+        (folder / STATE).unlink()
+        folder.rmdir()
+    if os.path.lexists(folder):
+        remove_tree(folder)
 
 
 def _contents(folder: Path) -> list[Path]:
