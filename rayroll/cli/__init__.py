@@ -19,10 +19,9 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from rayroll.cli import doctor, gc, report, run, serve, shell, sweep, top
+    from rayroll.cli import doctor, gc, report, run, sweep
 
-    commands = (doctor.doctor, sweep.sweep, run.run, report.report, shell.shell, top.top, serve.serve, gc.gc)
-    for command in commands:
+    for command in (doctor.doctor, sweep.sweep, run.run, report.report, gc.gc):
         app.command()(command)
 
 

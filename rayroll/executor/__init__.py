@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rayroll.executor.executor import Executor, collect
 from rayroll.executor.play import PlayConfig, rollout_id
-from rayroll.executor.run import Run
+from rayroll.executor.run import Executor, Run, collect
 
 __all__ = ["Executor", "PlayConfig", "Run", "collect", "rollout_id"]

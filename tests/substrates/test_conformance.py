@@ -32,9 +32,7 @@ PYTHONS = ("pythons_input_raises_at_once", "a_timeout_reaches_what_python_starte
 use_testbed()
 
 TestLocal = pytest.mark.local(conformance.suite(LocalConfig(), promises=LIMITED if os.geteuid() == 0 else ISOLATED))
-TestDocker = pytest.mark.docker(
-    conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS, Capability.ADOPT))
-)
+TestDocker = pytest.mark.docker(conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS)))
 
 # The same runner and the same engine, so only what depends on the image: its shell, its tools, its user, its root.
 OF_THE_SHELL = ("commands", "output", "files", "state", "kill", "grading")
