@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from rayroll.env import CodingEnv as CodingEnv
     from rayroll.executor import Executor as Executor
     from rayroll.executor import collect as collect
+    from rayroll.executor.remote import connect as connect
+    from rayroll.vector import RolloutVectorEnv as RolloutVectorEnv
+    from rayroll.vector import make_vec as make_vec
 
 __version__ = "0.1.0"
 
@@ -50,6 +53,7 @@ __all__ = [
     "InfraFailure",
     "RayrollError",
     "Rollout",
+    "RolloutVectorEnv",
     "Session",
     "SessionConfig",
     "SyncClient",
@@ -59,11 +63,20 @@ __all__ = [
     "Timing",
     "Turn",
     "collect",
+    "connect",
     "load_pack",
+    "make_vec",
     "packs",
 ]
 
-_LAZY = {"CodingEnv": "rayroll.env", "Executor": "rayroll.executor", "collect": "rayroll.executor"}
+_LAZY = {
+    "CodingEnv": "rayroll.env",
+    "Executor": "rayroll.executor",
+    "RolloutVectorEnv": "rayroll.vector",
+    "collect": "rayroll.executor",
+    "connect": "rayroll.executor.remote",
+    "make_vec": "rayroll.vector",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -75,8 +88,11 @@ def __getattr__(name: str) -> Any:
 
 
 # Real sandboxes have wall clocks, so equal seeds give equal tasks, not equal outputs: nondeterministic.
-_gym.register("rayroll/Tasks-v0", entry_point="rayroll.env:CodingEnv", nondeterministic=True)
-for _id, _pack in (("HelloShell", "hello_shell"), ("Terminal", "terminal"), ("RepoFix", "repo_fix")):
+for _id, _pack in (("Tasks", None), ("HelloShell", "hello_shell"), ("Terminal", "terminal"), ("RepoFix", "repo_fix")):
     _gym.register(
-        f"rayroll/{_id}-v0", entry_point="rayroll.env:CodingEnv", nondeterministic=True, kwargs={"pack": _pack}
+        f"rayroll/{_id}-v0",
+        entry_point="rayroll.env:CodingEnv",
+        vector_entry_point="rayroll.vector:RolloutVectorEnv",
+        nondeterministic=True,
+        kwargs={} if _pack is None else {"pack": _pack},
     )

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import tarfile
+from collections.abc import Mapping
 from typing import Any
 
 from rayroll._live import Live
@@ -28,7 +29,9 @@ _CACHES = {"__pycache__", ".pytest_cache", ".hypothesis", ".git"}
 _NO_ROOM, _NO_VERDICT, _TIMEOUT = "no_room", "no_verdict", "grade_timeout"
 
 
-async def run_tests(live: Live, task: Task, recorder: Recorder, *, output_cap_bytes: int) -> Grade:
+async def run_tests(
+    live: Live, task: Task, recorder: Recorder, *, seeds: Mapping[str, str], output_cap_bytes: int
+) -> Grade:
     """Bring the tests in, run them with the environment the sandbox was born with, and read their verdict.
 
     Nothing that the agent started may still run.
@@ -54,7 +57,7 @@ async def run_tests(live: Live, task: Task, recorder: Recorder, *, output_cap_by
     try:
         result = await runner.exec(
             argv=[live.born.shell, f"{TESTS}/test.sh"],
-            env={**live.born.env, **task.tests_env},
+            env={**live.born.env, **seeds, **task.tests_env},
             clean_env=True,
             carry=False,
             cwd=live.workdir(task),

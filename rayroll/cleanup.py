@@ -20,6 +20,7 @@ async def sweep(
     run_id: str | None = None,
     owner: str | None = None,
     older_than_s: float | None = None,
+    also_kept: bool = False,
     dry_run: bool = False,
 ) -> list[SandboxRef]:
     """Destroy sandboxes of this user on this node, whatever state they are in.
@@ -29,6 +30,7 @@ async def sweep(
         run_id: Only of this run.
         owner: Only of this host.
         older_than_s: Only those at least so many seconds old; None: of any age, also those of runs under way.
+        also_kept: Also those that were kept and whose time is not over.
         dry_run: Destroy nothing.
 
     Returns:
@@ -41,7 +43,7 @@ async def sweep(
     labels = {name: value for name, value in (("run", run_id), ("owner", owner)) if value is not None}
     substrates = [_made(kind) for kind in kinds]
     swept = await asyncio.gather(
-        *(_sweep_one(substrate, labels, older_than_s or 0.0, dry_run) for substrate in substrates)
+        *(_sweep_one(substrate, labels, older_than_s or 0.0, also_kept, dry_run) for substrate in substrates)
     )
     errors = [error for _, failed in swept for error in failed]
     if errors:
@@ -55,7 +57,7 @@ def _made(kind: str) -> Substrate:
 
 
 async def _sweep_one(
-    substrate: Substrate, labels: dict[str, str], older_than_s: float, dry_run: bool
+    substrate: Substrate, labels: dict[str, str], older_than_s: float, also_kept: bool, dry_run: bool
 ) -> tuple[list[SandboxRef], list[Exception]]:
     probe = await substrate.probe()
     if not probe.ok:
@@ -63,7 +65,11 @@ async def _sweep_one(
         return [], []
     try:
         async with substrate:
-            found = [ref for ref in await substrate.list(labels) if ref.age_s >= older_than_s]
+            found = [
+                ref
+                for ref in await substrate.list(labels)
+                if ref.age_s >= older_than_s and (also_kept or not ref.is_kept)
+            ]
             return (found, []) if dry_run else await _destroyed(substrate, found)
     except InfraFailure as error:
         return [], [error]

@@ -10,28 +10,23 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from rayroll._episode import MOST_OBSERVATION, TaskChoice, command_info, failure_info, spaces
 from rayroll.errors import (
     CallerError,
     ConfigError,
-    Failure,
     GraderError,
     InfraFailure,
     RayrollError,
     SandboxKilledError,
     unknown_name,
 )
-from rayroll.session import MOST_COMMAND_BYTES, SessionConfig, observation
-from rayroll.spaces import UnicodeText
+from rayroll.session import SessionConfig, observation
 from rayroll.sync import SyncClient, SyncSession
-from rayroll.tasks import Pack, load_pack
-from rayroll.types import CommandTiming, ExecResult, Task
+from rayroll.types import Task
 
 __all__ = ["CodingEnv"]
 
 logger = logging.getLogger(__name__)
-
-MOST_OBSERVATION = 1 << 20
-"""Room for an instruction or a command's kept output, in characters; output is capped far below it."""
 
 
 class CodingEnv(gym.Env[str, str]):
@@ -85,27 +80,20 @@ class CodingEnv(gym.Env[str, str]):
         Raises:
             ConfigError: Unknown pack, substrate or field, with the nearest known names; an empty pack.
         """
-        if (pack is None) == (tasks is None):
-            raise ConfigError("give either a pack or tasks")
+        self._choice = TaskChoice(pack, tasks)
         if max_steps < 1:
             raise ConfigError("max_steps must be at least 1", max_steps=max_steps)
         if grade_on not in ("submit", "end"):
             raise unknown_name("grade_on", str(grade_on), ["submit", "end"])
         if render_mode not in (None, "ansi"):
             raise unknown_name("render_mode", str(render_mode), ["ansi"])
-        self._pack: Pack | None = load_pack(pack) if pack is not None else None
-        self._tasks = tuple(self._pack.tasks if self._pack is not None else tasks or ())
-        if not self._tasks:
-            raise ConfigError("there is no task to choose from", pack=pack)
         config = SessionConfig.parse(session or {}, where="session")
-        most_characters = max(MOST_OBSERVATION, config.output_cap_bytes + 4096)  # notes and the cut's own line
         self._client = SyncClient(substrate, substrate_config=substrate_config, config=config)
         self._session: SyncSession | None = None
         self._max_steps, self._grade_on, self._submit, self._deadline_s = max_steps, grade_on, submit, deadline_s
         self._transcript = ""
         self.render_mode = render_mode
-        self.action_space = UnicodeText(MOST_COMMAND_BYTES)
-        self.observation_space = UnicodeText(most_characters)
+        self.action_space, self.observation_space = spaces(config)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """A fresh sandbox with a task.
@@ -118,7 +106,7 @@ class CodingEnv(gym.Env[str, str]):
             The task's instruction, and ``info`` with ``task`` and how the sandbox started.
         """
         super().reset(seed=seed)
-        task = self._choose(options or {})
+        task = self._choice.choose(self.np_random, options or {})
         _refuse_outer_time_limit()
         self._end_session()
         self._client.start()
@@ -163,7 +151,7 @@ class CodingEnv(gym.Env[str, str]):
                 reward, graded = self._grade(self._session)
                 info |= graded
         except SandboxKilledError as error:
-            seen, info, reward = f"rayroll: {error.message}\n", {"failure": _facts(error.failure())}, 0.0
+            seen, info, reward = f"rayroll: {error.message}\n", {"failure": failure_info(error.failure())}, 0.0
             submitted, truncated = True, False
         except RayrollError:
             self._end_session(quietly=True)  # nothing that follows could be trusted
@@ -181,25 +169,11 @@ class CodingEnv(gym.Env[str, str]):
         self._end_session()
         self._client.close()
 
-    def _choose(self, options: dict[str, Any]) -> Task:
-        unknown = set(options) - {"task"}
-        if unknown:
-            raise unknown_name("reset option", sorted(unknown)[0], ["task"])
-        if "task" not in options:
-            return self._tasks[int(self.np_random.integers(len(self._tasks)))]
-        wanted = str(options["task"])
-        if self._pack is not None:
-            return self._pack.by_id(wanted)
-        for task in self._tasks:
-            if task.id == wanted:
-                return task
-        raise unknown_name("task", wanted, (task.id for task in self._tasks))
-
     def _run(self, session: SyncSession, action: str) -> tuple[str, dict[str, Any]]:
         result = session.exec(action)
         seen = observation(result)
         self._transcript += f"\n$ {action}\n{seen}"
-        return seen, _command_info(result)
+        return seen, command_info(result)
 
     def _grade(self, session: SyncSession) -> tuple[float, dict[str, Any]]:
         grade = session.grade()
@@ -208,7 +182,7 @@ class CodingEnv(gym.Env[str, str]):
             raise GraderError(reason, task=session.task.id)
         info: dict[str, Any] = {"grade_report": grade.report}
         if grade.failure is not None:
-            info["failure"] = _facts(grade.failure)
+            info["failure"] = failure_info(grade.failure)
         return grade.reward, info
 
     def _end_session(self, *, quietly: bool = False) -> None:
@@ -232,30 +206,3 @@ def _refuse_outer_time_limit() -> None:
         if isinstance(frame.f_locals.get("self"), gym.wrappers.TimeLimit):
             raise ConfigError("max_episode_steps would truncate without a grade; use max_steps")
         frame = frame.f_back
-
-
-def _command_info(result: ExecResult) -> dict[str, Any]:
-    # Floats stay floats and absent facts stay absent: Gymnasium's vector infos take the first env's types for all.
-    info: dict[str, Any] = {
-        "exit_code": result.exit_code,
-        "timed_out": result.timed_out,
-        "truncated_bytes": max(0, result.output_bytes - len(result.raw)),
-        "state_saved": result.state_saved,
-        "timing_s": _seconds(result.timing),
-    }
-    if result.notice:
-        info["notice"] = result.notice
-    return info
-
-
-def _seconds(timing: CommandTiming) -> dict[str, float]:
-    return {
-        "run": timing.run_ns / 1e9,
-        "spawn": (timing.queued_ns + timing.spawn_ns) / 1e9,
-        "drain": timing.drain_ns / 1e9,
-        "transport": max(0, timing.round_trip_ns - timing.busy_ns) / 1e9,
-    }
-
-
-def _facts(failure: Failure) -> dict[str, str]:
-    return {"fault": failure.fault, "reason": failure.reason, "error": failure.error}

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import orjson
 
 from rayroll.errors import Failure
-from rayroll.types import Act, CommandTiming, Grade, Rollout, Step, Timing
+from rayroll.types import Act, CommandTiming, Grade, Kept, Rollout, Step, Timing
 
 __all__ = ["VERSION", "finished_ids", "from_line", "read_rollouts", "to_line"]
 
@@ -61,6 +61,7 @@ def from_line(line: bytes) -> Rollout:
             steps=tuple(_step(step) for step in values["steps"]),
             grade=None if values["grade"] is None else _grade(values["grade"]),
             failure=_failure(values["failure"]),
+            kept=_kept(values.get("kept")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a rollout: {type(error).__name__}: {error}") from error
@@ -123,3 +124,7 @@ def _grade(values: Mapping[str, Any]) -> Grade:
 
 def _failure(values: Mapping[str, Any] | None) -> Failure | None:
     return None if values is None else _build(Failure, values)
+
+
+def _kept(values: Mapping[str, Any] | None) -> Kept | None:
+    return None if values is None else _build(Kept, values)

@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from rayroll import _grade as grading
-from rayroll._live import Live, start
-from rayroll.config import Config
+from rayroll._live import Live, Ticket, adopt, start
 from rayroll.errors import (
     CallerError,
     ClosedError,
@@ -23,15 +22,17 @@ from rayroll.errors import (
     DiskFullError,
     Failure,
     InfraFailure,
+    RayrollError,
     SandboxFileError,
     SandboxKilledError,
     SandboxLostError,
     TaskError,
 )
+from rayroll.pool import Pool, PoolConfig, Reset, shape_of
 from rayroll.substrates import Lease, Sandbox, SandboxSpec, Substrate, load
 from rayroll.substrates._shield import finish
 from rayroll.timing import Recorder
-from rayroll.types import ExecResult, Grade, Rung, Task
+from rayroll.types import ExecResult, Grade, Kept, Rung, Task
 
 __all__ = ["Client", "Session", "SessionConfig", "observation"]
 
@@ -52,8 +53,13 @@ _LIMIT_NOTES = {"total": "ended by its time limit", "idle": "ended because it pr
 T = TypeVar("T")
 
 
-class SessionConfig(Config):
+class SessionConfig(PoolConfig):
     """How sessions treat their sandboxes."""
+
+    reset: Reset = "fresh"
+    """What becomes of a sandbox when its session closes. ``fresh``: it is destroyed. ``recycle``: it is made clean and
+    kept for the next session of its shape, unless it cannot be proven equal to what it was before its first command.
+    ``restore``: its substrate takes it back to a saved state. See docs/resets.md."""
 
     lease_s: float = Field(default=30.0, ge=1.0)
     """Silence of the host, in seconds, after which a sandbox kills everything and removes itself."""
@@ -111,6 +117,9 @@ class Client:
         self.config = config or SessionConfig()
         self.run_id = run_id or secrets.token_hex(6)
         self.owner = owner or f"{socket.gethostname()}-{secrets.token_hex(3)}"
+        self._lease = Lease(self.run_id, self.owner, self.config.lease_s)
+        self.pool = self._new_pool()
+        """The idle sandboxes of this process."""
         self._sessions: set[Session] = set()
         self._open = False
         self._closing: asyncio.Task[None] | None = None
@@ -123,8 +132,14 @@ class Client:
         except BaseException:
             await finish(self.substrate.close())
             raise
+        if self._closing is not None:
+            self.pool = self._new_pool()
         self._open, self._closing = True, None
         return self
+
+    def _new_pool(self) -> Pool:
+        config = self.config
+        return Pool(self.substrate, self._lease, config, reset=config.reset, hello_timeout_s=config.hello_timeout_s)
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
@@ -143,9 +158,9 @@ class Client:
 
         Args:
             task: The problem.
-            group_id: Names the group of samples of one task that this is one of (GRPO); becomes a label.
+            group_id: Names the group of samples of one task that this is one of (GRPO).
             sample_index: Its place in the group.
-            seed: Becomes ``RAYROLL_SEED`` and ``PYTHONHASHSEED`` in the sandbox.
+            seed: Becomes ``RAYROLL_SEED`` and ``PYTHONHASHSEED`` of every command and of the grader.
             deadline_s: Seconds from the moment the sandbox is up, so that a slow start costs the agent nothing;
                 commands are cut to what is left, and none starts later. None: the task's ``agent_timeout_s``.
             trusted: Its commands come from rayroll's own scripted policies, not from a model. Only then may ``local``
@@ -158,18 +173,109 @@ class Client:
         if not self._open:
             raise ClosedError("the client is not open; use `async with Client(...) as client`")
         self._check_network(task)
-        labels = {"task": task.id, "sample": str(sample_index)} | ({"group": group_id} if group_id else {})
         session = Session(
             self,
             task,
             seed=seed,
             deadline_s=task.agent_timeout_s if deadline_s is None else deadline_s,
-            labels=labels,
+            group_id=group_id,
+            sample_index=sample_index,
             trusted=trusted,
             forget=self._sessions.discard,
         )
         self._sessions.add(session)
         return session
+
+    async def take_over(
+        self,
+        task: Task,
+        ticket: Ticket,
+        *,
+        left_s: float,
+        under_way: int | None = None,
+        group_id: str | None = None,
+        sample_index: int = 0,
+        seed: int | None = None,
+        trusted: bool = False,
+    ) -> Session:
+        """Go on with a session of another process, which has died, in its own sandbox.
+
+        Directory, variables and processes are as they were. What was under way there goes on: ``exec`` with its number
+        returns its result.
+
+        Args:
+            task: As there.
+            ticket: What that session said (``Session.ticket``).
+            left_s: Seconds to its deadline.
+            under_way: Number of the command that was asked for there and not answered.
+            group_id: As there.
+            sample_index: As there.
+            seed: As there.
+            trusted: As there.
+
+        Raises:
+            SandboxLostError: The sandbox is gone: its lease ran out, or its runner has ended.
+            SubstrateError, ProtocolError: It cannot be reached.
+            ClosedError: This client is not open.
+        """
+        session = self.open(
+            task, group_id=group_id, sample_index=sample_index, seed=seed, deadline_s=left_s, trusted=trusted
+        )
+        session._begin(
+            adopt(
+                self.substrate,
+                ticket,
+                self._lease,
+                under_way=under_way,
+                hello_timeout_s=self.config.hello_timeout_s,
+            )
+        )
+        try:
+            await session.booted()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def warm(self, task: Task, *, trusted: bool = False) -> bool:
+        """Start one more sandbox for sessions of this task; it is kept until one wants it, or for ``max_idle_s``.
+
+        Cancelled, it leaves nothing behind.
+
+        Args:
+            task: As for ``open``.
+            trusted: As for ``open``: a sandbox that was started for the one kind is not given to the other.
+
+        Returns:
+            Whether there is one more; False: the pool is full of this very shape.
+
+        Raises:
+            SubstrateError, TaskError: It could not be made.
+            ClosedError: The client is not open, or was closed meanwhile.
+        """
+        if not self._open:
+            raise ClosedError("the client is not open; use `async with Client(...) as client`")
+        return await self.pool.warm(task, spec_of(task, trusted=trusted))
+
+    async def cool(self, task: Task | None = None, *, trusted: bool = False, most: int | None = None) -> int:
+        """Destroy idle sandboxes, those first that have been idle for longest.
+
+        Args:
+            task: Of this task's shape; None: of any.
+            trusted: As for ``warm``.
+            most: So many at most; None: all.
+
+        Returns:
+            How many there were to destroy.
+
+        Raises:
+            ExceptionGroup: Some could not be destroyed; their leases and the reaper see to them.
+        """
+        return await self.pool.cool(self.shape(task, trusted=trusted) if task else None, most=most)
+
+    def shape(self, task: Task, *, trusted: bool = False) -> str:
+        """What two sessions must have in common to share a sandbox, as a hash."""
+        return shape_of(task, spec_of(task, trusted=trusted))
 
     def _check_network(self, task: Task) -> None:
         # Said here and not when a rollout of an hour is to be graded.
@@ -195,7 +301,10 @@ class Client:
         await finish(_outcome(self._closing))
 
     async def _close(self) -> None:
-        closed = await asyncio.gather(*(session.close() for session in list(self._sessions)), return_exceptions=True)
+        self.pool.refuse()  # a reset would be for nobody
+        closed = await asyncio.gather(
+            *(session.close() for session in list(self._sessions)), self.pool.close(), return_exceptions=True
+        )
         await self.substrate.close()
         errors = [error for error in closed if isinstance(error, Exception)]
         if errors:
@@ -212,25 +321,34 @@ class Session:
         *,
         seed: int | None,
         deadline_s: float,
-        labels: Mapping[str, str],
+        group_id: str | None,
+        sample_index: int,
         trusted: bool,
         forget: Callable[[Session], None],
     ) -> None:
         """For ``Client.open``."""
         self.task = task
+        self.group_id = group_id
+        self.sample_index = sample_index
         self.id = secrets.token_hex(6)
         self.recorder = Recorder()
         """Spans of everything this session did, by this process's monotonic clock."""
         self.cold_start_s: float | None = None
-        """``create`` to the runner's accepted hello; pull, build and admission apart."""
+        """``create`` to the runner's accepted hello, pull, build and admission apart; of an idle one, its hand-out."""
         self.first_action_s: float | None = None
         """The same to the result of a first no-op; None unless ``SessionConfig.first_action`` asks for it."""
+        self.is_recycled = False
+        """Its sandbox was made clean, and waits for another session of its shape; said when it is closed."""
+        self.kept: Kept | None = None
+        """Where its sandbox is, after ``keep``."""
         self._client = client
-        self._seed = seed
+        self._seeds = _seeds(seed)
         self._deadline_s = deadline_s
         self._began_ns: int | None = None
-        self._labels = labels
-        self._trusted = trusted
+        self._spec = spec_of(task, trusted=trusted)
+        self._under_way = 0
+        """Calls that may still send something to the sandbox."""
+        self._network_was_switched = False
         self._forget = forget
         self._booting: asyncio.Task[Live] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -253,10 +371,26 @@ class Session:
 
     def boot(self) -> None:
         """Begin to start the sandbox now, behind whatever the caller does next."""
-        if self._closing is not None:
-            raise ClosedError("the session was closed", session=self.id)
+        self._check_open()
         if self._booting is None:
-            self._booting = asyncio.get_running_loop().create_task(self._boot(), name=f"boot {self.id}")
+            self._begin(self._boot())
+
+    def _begin(self, getting: Coroutine[Any, Any, Live]) -> None:
+        self._booting = asyncio.get_running_loop().create_task(self._up(getting), name=f"boot {self.id}")
+
+    async def _up(self, getting: Coroutine[Any, Any, Live]) -> Live:
+        live = await getting
+        self._began_ns = self.recorder.now_ns()
+        return live
+
+    def ticket(self) -> Ticket | None:
+        """What another process must know to go on with this session (``Client.take_over``) if this one dies.
+
+        None: it cannot: the substrate has no way to do that, or there is no sandbox yet. It holds the key to the
+        sandbox's runner, so it is for no log.
+        """
+        live = self._live_nowait()
+        return None if live is None else live.ticket()
 
     async def booted(self) -> Sandbox:
         """The started sandbox. Raises what starting raised, each time it is asked."""
@@ -275,76 +409,34 @@ class Session:
             return live
         try:
             # Shielded: a caller that gives up must not leave the others without a sandbox.
-            return await asyncio.shield(self._booting)
+            live = await asyncio.shield(self._booting)
         except asyncio.CancelledError:
             if self._closing is not None and not _is_cancelled():
                 raise ClosedError("the session was closed while it started", session=self.id) from None
             raise
+        self._check_open()  # closed between the end of the start and now
+        return live
+
+    def _check_open(self) -> None:
+        """A sandbox that was given back may be another session's."""
+        if self._closing is not None:
+            raise ClosedError("the session was closed", session=self.id)
 
     def _live_nowait(self) -> Live | None:
         task = self._booting
         return task.result() if task and task.done() and not task.cancelled() and task.exception() is None else None
 
     async def _boot(self) -> Live:
-        live = await self._start(self._spec())
-        try:
-            await self._prepare(live)
-        except BaseException:
-            await self._end_quietly(live)
-            raise
-        self.cold_start_s = live.cold_start_s
-        self._began_ns = self.recorder.now_ns()
-        return live
-
-    async def _start(self, spec: SandboxSpec, *, is_for_grading: bool = False) -> Live:
-        client = self._client
-        return await start(
-            client.substrate,
-            spec,
-            Lease(client.run_id, client.owner, client.config.lease_s),
-            self.recorder,
-            hello_timeout_s=client.config.hello_timeout_s,
-            is_for_grading=is_for_grading,
-        )
-
-    async def _prepare(self, live: Live) -> None:
-        """See that the task's shell and users are there, while it cannot be the agent who removed them."""
-        if not live.born.shell:
-            raise TaskError("the image has no shell (bash or sh)", task=self.task.id)
-        for user in {self.task.agent_user, self.task.grade_user} - {None}:
-            try:
-                await self._no_op(live, user)
-            except (CallerError, TaskError) as error:
-                raise TaskError(f"commands cannot run as user {user!r}: {error.message}", task=self.task.id) from error
+        live, self.cold_start_s = await self._client.pool.acquire(self.task, self._spec, self.recorder)
         if self._client.config.first_action:
             start_ns = self.recorder.now_ns()
-            await self._no_op(live, self.task.agent_user)
-            self.first_action_s = live.cold_start_s + (self.recorder.now_ns() - start_ns) / 1e9
-
-    async def _no_op(self, live: Live, user: str | None) -> None:
-        start_ns = self.recorder.now_ns()
-        result = await live.runner.exec(":", user=user, carry=False)
-        self.recorder.add_command(start_ns, start_ns + result.timing.round_trip_ns, result.timing, within="setup")
-
-    def _spec(self) -> SandboxSpec:
-        task = self.task
-        env = dict(task.env)
-        if self._seed is not None:
-            env |= {"RAYROLL_SEED": str(self._seed), "PYTHONHASHSEED": str(self._seed % 2**32)}
-        return SandboxSpec(
-            image=task.image,
-            environment=task.environment or None,
-            workdir=task.workdir,
-            env=env,
-            cpus=task.cpus,
-            memory_mib=task.memory_mib,
-            disk_mib=task.disk_mib,
-            network=task.agent_network,
-            build_timeout_s=task.build_timeout_s,
-            host_packages=task.host_packages,
-            labels=self._labels,
-            trusted=self._trusted,
-        )
+            try:
+                await live.no_op(self.task.agent_user, self.recorder)
+            except BaseException:
+                await self._end_quietly(live)
+                raise
+            self.first_action_s = self.cold_start_s + (self.recorder.now_ns() - start_ns) / 1e9
+        return live
 
     # --- what an agent does ---
 
@@ -357,6 +449,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
+        number: int | None = None,
     ) -> ExecResult:
         """Run a command as the task's agent; directory and exported variables carry over to the next.
 
@@ -370,6 +463,8 @@ class Session:
             env: Variables for this command alone.
             cwd: Directory for this command alone.
             stdin: What it can read; then, or at once, the end of file.
+            number: Names it for a session that goes on after this one (``Client.take_over``), so that it is not run
+                twice: ``NUMBERED_FROM`` to 2^32 - 1, each once.
 
         Raises:
             SandboxKilledError: The agent's doing ended the sandbox (fault ``policy``).
@@ -391,13 +486,14 @@ class Session:
             async with self._attributed(live):
                 result = await live.runner.exec(
                     command,
-                    env=env,
+                    env={**self._seeds, **(env or {})},
                     cwd=cwd,
                     stdin=stdin,
                     user=self.task.agent_user,
                     timeout_s=min(limit_s, left_s),
                     idle_timeout_s=config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s,
                     output_cap_bytes=config.output_cap_bytes,
+                    number=number,
                 )
         except (CallerError, TaskError) as error:
             if error.facts.get("code") not in _AGENTS_DOING or cwd is not None or env:
@@ -459,6 +555,8 @@ class Session:
     async def _attributed(self, live: Live) -> AsyncIterator[None]:
         """Out of memory, or a runner that gave up for what was done to it: its agent ended it. Any other loss is
         the machine's."""
+        self._check_open()
+        self._under_way += 1
         try:
             yield
         except SandboxLostError as error:
@@ -469,6 +567,8 @@ class Session:
             if how is not None:
                 raise SandboxKilledError(how, cause=cause, session=self.id) from error
             raise SandboxLostError(error.message, **{**error.facts, "cause": cause, "session": self.id}) from error
+        finally:
+            self._under_way -= 1
 
     # --- judging ---
 
@@ -489,7 +589,7 @@ class Session:
                 start_ns = self.recorder.now_ns()
                 result = await live.runner.exec(
                     argv=[live.born.shell, f"{folder}/solve.sh"],
-                    env=task.solution_env,
+                    env={**self._seeds, **task.solution_env},
                     cwd=live.workdir(task),
                     user=task.agent_user,
                     carry=False,
@@ -536,6 +636,7 @@ class Session:
             work = await grading.fingerprint(live, self.task) if with_fingerprint else {}
             if self._client.config.grade_in == "same":
                 if self.task.grade_network != self.task.agent_network:
+                    self._network_was_switched = True
                     await self._client.substrate.set_network(live.sandbox.ref, self.task.grade_network)
                 grade = await self._run_tests(live)
         if self._client.config.grade_in == "fresh":
@@ -568,8 +669,15 @@ class Session:
         return replace(grade, reward=0.0, failure=Failure("policy", reason, error))
 
     async def _in_fresh_sandbox(self, judge: Callable[[Live], Coroutine[Any, Any, Grade]]) -> Grade:
-        spec = replace(self._spec(), network=self.task.grade_network)
-        fresh = await self._start(spec, is_for_grading=True)
+        client = self._client
+        fresh = await start(
+            client.substrate,
+            replace(self._spec, network=self.task.grade_network),
+            Lease(client.run_id, client.owner, client.config.lease_s),
+            self.recorder,
+            hello_timeout_s=client.config.hello_timeout_s,
+            is_for_grading=True,
+        )
         try:
             async with self._attributed(fresh):
                 return await judge(fresh)
@@ -578,12 +686,15 @@ class Session:
 
     async def _run_tests(self, live: Live) -> Grade:
         cap_bytes = self._client.config.output_cap_bytes
-        return await grading.run_tests(live, self.task, self.recorder, output_cap_bytes=cap_bytes)
+        return await grading.run_tests(live, self.task, self.recorder, seeds=self._seeds, output_cap_bytes=cap_bytes)
 
     # --- the end ---
 
     async def close(self) -> None:
-        """Destroy the sandbox. Idempotent; finished even when the caller is cancelled.
+        """Give the sandbox back: destroyed, or with another ``reset`` made clean for the next session of its shape.
+
+        Returns when that is done: a reset takes less than the destruction whose place it takes, and what a caller
+        measures as closed is closed. Idempotent; finished even when the caller is cancelled.
 
         Raises:
             SubstrateError: It could not be destroyed; its lease and the reaper see to it.
@@ -592,24 +703,79 @@ class Session:
             self._closing = asyncio.get_running_loop().create_task(self._close(), name=f"close {self.id}")
         await finish(_outcome(self._closing))
 
-    async def _close(self) -> None:
+    async def keep(self, for_s: float) -> Kept | None:
+        """Close, but leave the sandbox and what runs in it as they are, for somebody to look into (``rayroll shell``).
+
+        It outlives this process, and removes itself after so many seconds.
+
+        Returns:
+            How to get in; None: there was no sandbox, or it could not be kept (the log says why) and was destroyed.
+
+        Raises:
+            ConfigError: This substrate cannot keep sandboxes; the session is as it was.
+        """
+        if not self._client.substrate.can_keep():
+            raise ConfigError(f"substrate {self._client.substrate.kind!r} cannot keep a sandbox")
+        if self._closing is None:
+            name = f"keep the sandbox of {self.id}"
+            self._closing = asyncio.get_running_loop().create_task(self._close(for_s), name=name)
+        await finish(_outcome(self._closing))
+        return self.kept
+
+    async def _close(self, keep_s: float | None = None) -> None:
         try:
             if self._booting is None:
                 return
             self._booting.cancel()
             await asyncio.wait({self._booting})
             live = self._live_nowait()
-            if live is not None:
+            if live is not None and keep_s is not None:
                 with self.recorder.span("teardown"):
-                    await live.end()
+                    await self._keep(live, keep_s)
+            elif live is not None:
+                # Something under way could still send a command, to whoever has the sandbox by then.
+                busy = "in use" if self._under_way or self._judging.locked() else ""
+                quarantine = busy or ("network" if self._network_was_switched else "")
+                self.is_recycled = await self._client.pool.give_back(
+                    live, self.task, self._spec, self.recorder, quarantine=quarantine
+                )
         finally:
             self._forget(self)
+
+    async def _keep(self, live: Live, for_s: float) -> None:
+        try:
+            self.kept = await live.keep(for_s, self.task)
+        except RayrollError as error:
+            logger.warning("a sandbox could not be kept: session=%s %s", self.id, error)
+            await live.end()
 
     async def _end_quietly(self, live: Live) -> None:
         try:
             await live.end()
         except InfraFailure as error:
             logger.warning("a sandbox was not removed; its lease will do it: session=%s %s", self.id, error)
+
+
+def spec_of(task: Task, *, trusted: bool = False) -> SandboxSpec:
+    """What a task's sandboxes are born with; nothing of it belongs to one rollout."""
+    return SandboxSpec(
+        image=task.image,
+        environment=task.environment or None,
+        workdir=task.workdir,
+        env=dict(task.env),
+        cpus=task.cpus,
+        memory_mib=task.memory_mib,
+        disk_mib=task.disk_mib,
+        network=task.agent_network,
+        build_timeout_s=task.build_timeout_s,
+        host_packages=task.host_packages,
+        labels={"task": task.id},
+        trusted=trusted,
+    )
+
+
+def _seeds(seed: int | None) -> dict[str, str]:
+    return {} if seed is None else {"RAYROLL_SEED": str(seed), "PYTHONHASHSEED": str(seed % 2**32)}
 
 
 def observation(result: ExecResult) -> str:

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
+from rayroll._live import Ticket
 from rayroll.errors import CallerError, ClosedError
+from rayroll.pool import PoolStats
 from rayroll.session import Client, Session, SessionConfig
 from rayroll.substrates import Substrate
-from rayroll.types import ExecResult, Grade, Rung, Task
+from rayroll.types import ExecResult, Grade, Kept, Rung, Task
 
 __all__ = ["SyncClient", "SyncSession", "portal"]
 
@@ -130,6 +132,48 @@ class SyncClient:
             )
         )
 
+    def take_over(
+        self,
+        task: Task,
+        ticket: Ticket,
+        *,
+        left_s: float,
+        under_way: int | None = None,
+        group_id: str | None = None,
+        sample_index: int = 0,
+        seed: int | None = None,
+        trusted: bool = False,
+    ) -> SyncSession:
+        """See ``Client.take_over``."""
+        taking_over = self._client.take_over(
+            task,
+            ticket,
+            left_s=left_s,
+            under_way=under_way,
+            group_id=group_id,
+            sample_index=sample_index,
+            seed=seed,
+            trusted=trusted,
+        )
+        return SyncSession(portal().run(taking_over))
+
+    def warm(self, task: Task, *, trusted: bool = False) -> bool:
+        """See ``Client.warm``."""
+        return portal().run(self._client.warm(task, trusted=trusted))
+
+    def cool(self, task: Task | None = None, *, trusted: bool = False, most: int | None = None) -> int:
+        """See ``Client.cool``."""
+        return portal().run(self._client.cool(task, trusted=trusted, most=most))
+
+    def shape(self, task: Task, *, trusted: bool = False) -> str:
+        """See ``Client.shape``."""
+        return self._client.shape(task, trusted=trusted)
+
+    @property
+    def pool(self) -> PoolStats:
+        """What the pool of idle sandboxes holds and has done."""
+        return self._client.pool.stats
+
     def close(self) -> None:
         """Close every session and the substrate. Idempotent."""
         if self._is_open:
@@ -178,13 +222,23 @@ class SyncSession:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
+        number: int | None = None,
     ) -> ExecResult:
         """See ``Session.exec``."""
-        return portal().run(
-            self.session.exec(
-                command, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s, env=env, cwd=cwd, stdin=stdin
-            )
+        running = self.session.exec(
+            command,
+            timeout_s=timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            number=number,
         )
+        return portal().run(running)
+
+    def ticket(self) -> Ticket | None:
+        """See ``Session.ticket``."""
+        return self.session.ticket()
 
     def write(self, path: str | bytes, data: bytes, *, mode: int | None = None) -> None:
         """See ``Session.write``."""
@@ -209,6 +263,10 @@ class SyncSession:
     def grade(self, *, fingerprint: bool = False) -> Grade:
         """See ``Session.grade``."""
         return portal().run(self.session.grade(fingerprint=fingerprint))
+
+    def keep(self, for_s: float) -> Kept | None:
+        """See ``Session.keep``."""
+        return portal().run(self.session.keep(for_s))
 
     def close(self) -> None:
         """See ``Session.close``."""

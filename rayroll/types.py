@@ -250,6 +250,12 @@ class Turn:
     group_id: str | None = None
     sample_index: int = 0
     seed: int | None = None
+    policy_version: int | None = None
+    """What ``Run.resume`` said last."""
+    attempt: int = 1
+    """Which try at this rollout: it begins again where the machine failed, and a spare may run beside."""
+    result: ExecResult | None = None
+    """All about the last command; None at the first turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +285,8 @@ class Step:
     timing: CommandTiming
     phases_s: Mapping[str, float]
     """This action's own seconds: dispatch, transport, spawn, run, drain, host, return, policy."""
+    policy_version: int | None = None
+    """Of the policy that chose it: as its act says, else as the run was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +301,27 @@ class Timing:
     """Time of phases that overlapped a phase of higher priority: reported, not counted twice."""
     phases: Mapping[str, float]
     """Exclusive seconds per phase; they add up to ``wall_s`` with ``other``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A sandbox that was not destroyed with its rollout, and how to get in: what ``rayroll shell`` needs to know.
+
+    Nothing of its environment is in here: whoever gets in has it from the sandbox.
+    """
+
+    substrate: str
+    sandbox: str
+    """Its name there."""
+    node: str
+    until_unix_s: float
+    """When it removes itself, by wall clock."""
+    shell: str
+    workdir: str
+    user: str | None = None
+    """Who the agent was; None: the sandbox's own user."""
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the substrate's config with which it is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +358,14 @@ class Rollout:
     work_digest: str = ""
     """Digest over exit codes, final diff and test outcomes: equal on every substrate for equal work."""
     node: str = ""
+    host: str = ""
+    """Which of the executor's hosts had its sandbox."""
+    moves: int = 0
+    """How often that host died, and the one after it went on with the sandbox."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the run that made it wants to group by, such as the sweep cell."""
+    kept: Kept | None = None
+    """Its sandbox, where ``PlayConfig.keep`` asked for it."""
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)

@@ -88,7 +88,7 @@ def test_a_spec_travels_as_json_and_makes_the_same_environment() -> None:
     spec = EnvSpec.from_json(made.spec.to_json())  # type: ignore[union-attr]
     again = spec.make()
     assert json.loads(spec.to_json())["kwargs"]["max_steps"] == 7
-    assert again.unwrapped._tasks == made.unwrapped._tasks  # type: ignore[attr-defined]
+    assert again.unwrapped._choice.tasks == made.unwrapped._choice.tasks  # type: ignore[attr-defined]
     for env in (made, again):
         env.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -651,3 +652,54 @@ def test_every_failure_of_a_session_has_an_owner() -> None:
     assert {e.fault for e in (SandboxKilledError, SandboxFileError)} == {"policy"}
     assert issubclass(SandboxLostError, InfraFailure)
     assert isinstance(little.task(), Task)
+
+
+@pytest.mark.parametrize("kind", ["local", "docker"])
+async def test_a_kept_sandbox_outlives_its_client_and_then_removes_itself(kind: str) -> None:
+    check(kind)
+    config = SessionConfig(lease_s=2.0)
+    async with Client(kind, substrate_config=little.SUBSTRATE_CONFIG[kind], config=config) as client:
+        session = client.open(little.task())
+        await session.exec("sleep 1000 &")
+        kept = await session.keep(8.0)
+        assert kept is not None and kept == await session.keep(8.0)
+        with pytest.raises(ClosedError):
+            await session.exec("true")
+    await little.pause(4.0)  # without a host's word for two leases
+    (ref,) = await listed(kind, client.run_id)
+    assert ref.is_kept and ref.id == kept.sandbox
+
+    async def is_gone() -> bool:
+        return await listed(kind, client.run_id) == []
+
+    await little.until_true(is_gone)
+
+
+async def test_a_sandbox_that_is_gone_cannot_be_kept() -> None:
+    async with opened() as client:
+        session = client.open(little.task())
+        sandbox = await session.booted()
+        os.kill(int(sandbox.facts["pid"]), signal.SIGKILL)
+        assert await session.keep(60.0) is None
+    async with Client("simulated") as client:
+        with pytest.raises(ConfigError, match="cannot keep"):
+            await client.open(little.task()).keep(60.0)
+
+
+async def test_a_session_that_is_over_leaves_next_to_no_cycles() -> None:
+    """A host collects seldom: what is left in cycles stays for a thousand sessions."""
+    check("local")
+    left = []
+    async with Client("local", substrate_config=little.SUBSTRATE_CONFIG["local"]) as client:
+        for _ in range(3):
+            gc.collect()
+            gc.disable()
+            try:
+                async with client.open(little.task()) as session:
+                    await session.exec("true")
+                    await session.grade()
+                del session
+                left.append(gc.collect())
+            finally:
+                gc.enable()
+    assert min(left) < 30, "asyncio's own transports are 6 objects of it; a session has 60"

@@ -40,6 +40,15 @@ def no_sandbox_is_left() -> Iterator[None]:
     assert little.left_of_this_process() == []
 
 
+def test_idle_sandboxes_are_had_without_an_event_loop() -> None:
+    with SyncClient("local", **LOCAL) as client:
+        assert client.warm(little.task())
+        with client.open(little.task()) as session:
+            session.exec("true")
+            assert session.rung == "warm"
+        assert (client.pool.hits, client.cool()) == (1, 0)
+
+
 def test_a_task_is_solved_and_graded_without_an_event_loop() -> None:
     with SyncClient("local", **LOCAL) as client, client.open(little.task(), seed=3) as session:
         assert session.exec("echo $RAYROLL_SEED; cat", stdin=b"typed").output == "3\ntyped"

@@ -19,9 +19,10 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from rayroll.cli import doctor, gc, report, run, sweep
+    from rayroll.cli import doctor, gc, report, run, serve, shell, sweep, top
 
-    for command in (doctor.doctor, sweep.sweep, run.run, report.report, gc.gc):
+    commands = (doctor.doctor, sweep.sweep, run.run, report.report, shell.shell, top.top, serve.serve, gc.gc)
+    for command in commands:
         app.command()(command)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import rayroll
 from rayroll.errors import ConfigError
 
-__all__ = ["Results", "in_job", "machine"]
+__all__ = ["Results", "homes", "in_job", "machine"]
 
 
 class Results:
@@ -92,8 +92,13 @@ def in_job() -> bool:
     return "working_dir_files" in Path.cwd().parts
 
 
+def homes() -> tuple[Path, Path]:
+    """Where runs put their folders when nobody says where: here, and in a submitted job."""
+    return Path("results"), Path.home() / "rayroll-results"
+
+
 def _base() -> Path:
-    return Path.home() / "rayroll-results" if in_job() else Path("results")
+    return homes()[in_job()]
 
 
 def machine() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rayroll.cli._kept import keeping
 from rayroll.cli._refused import refused_lines
 from rayroll.cli._results import Results
 from rayroll.errors import unknown_name
@@ -38,6 +39,15 @@ def run(
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 4,
     max_steps: Annotated[int, typer.Option(min=1, help="Commands after which a rollout is truncated.")] = 50,
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="never, on-failure or always: which sandboxes stay for `rayroll shell`. Failed is what has a failure, "
+            "or a reward of 0 or less."
+        ),
+    ] = "never",
+    keep_for: Annotated[str, typer.Option(help="How long, such as 45m, 2h; then they remove themselves.")] = "1h",
+    keep_most: Annotated[int, typer.Option(min=1, help="At most so many at a time, of each substrate: the first.")] = 8,
     out: Annotated[Path | None, typer.Option(help="Results folder; one that holds this run is resumed.")] = None,
     seed: Annotated[int, typer.Option(help="Of the random policy and the sandboxes.")] = 0,
 ) -> None:
@@ -56,9 +66,10 @@ def run(
         "seed": seed,
     }
     chosen = _policy(policy, tasks, seed)
+    rules = PlayConfig(max_steps=max_steps, **keeping(keep, keep_for, keep_most, [substrate]))
     results = Results.open(out, "run", question)
     try:
-        rollouts = asyncio.run(_play(results, substrate, tasks, chosen, samples, concurrency, max_steps, seed))
+        rollouts = asyncio.run(_play(results, substrate, tasks, chosen, samples, concurrency, rules, seed))
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {results.folder} goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -92,12 +103,12 @@ async def _play(
     policy: Policy,
     samples: int,
     concurrency: int,
-    max_steps: int,
+    rules: PlayConfig,
     seed: int,
 ) -> list[Rollout]:
     done = finished_ids(results.rollouts)
     total = len(tasks) * samples
-    sinks = [JsonlSink(results.rollouts), ConsoleSink(total=total, done=len(done), title="run")]
+    sinks = [JsonlSink(results.rollouts), ConsoleSink(total=total, done=len(done), title="run", results=results.folder)]
     rollouts: list[Rollout] = []
     async with Executor(substrate, run_id=results.run_id) as executor:
         with SinkWorker(sinks) as worker:
@@ -106,7 +117,7 @@ async def _play(
                 policy,
                 samples_per_task=samples,
                 max_in_flight=concurrency,
-                config=PlayConfig(max_steps=max_steps),
+                config=rules,
                 seed=seed,
                 finished=done,
             )

@@ -9,12 +9,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rayroll.cli._kept import keeping
 from rayroll.cli._plan import Block, SweepConfig, blocks, cells, choose_tasks
 from rayroll.cli._refused import refused_lines
 from rayroll.cli._results import Results, in_job
@@ -56,6 +57,15 @@ def sweep(
     think_s: Annotated[float, typer.Option(help="Seconds of policy time per action, in place of a model.")] = 0.0,
     local_rootfs: Annotated[str, typer.Option(help="auto, image or host: what `local` stands on.")] = "auto",
     wandb: Annotated[str | None, typer.Option(help="offline, online or disabled. [online with a key]")] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="never, on-failure or always: which sandboxes stay for `rayroll shell`. Failed is what has a failure, "
+            "or a reward of 0 or less."
+        ),
+    ] = "never",
+    keep_for: Annotated[str, typer.Option(help="How long, such as 45m, 2h; then they remove themselves.")] = "1h",
+    keep_most: Annotated[int, typer.Option(min=1, help="At most so many at a time, of each substrate: the first.")] = 8,
     out: Annotated[Path | None, typer.Option(help="Results folder; one that holds this sweep is resumed.")] = None,
     seed: Annotated[int, typer.Option(help="Of the choice of tasks, the order of cells, and the bootstrap.")] = 0,
     smoke: Annotated[bool, typer.Option("--smoke", help="The quick form: small cells, tasks without network.")] = False,
@@ -81,11 +91,12 @@ def sweep(
     chosen = (SMOKE if smoke else {}) | {name: value for name, value in given.items() if value is not None}
     config = SweepConfig.parse(chosen, where="sweep")
     wandb_mode = _wandb_mode(wandb)
+    kept = keeping(keep, keep_for, keep_most, config.substrates)
     results = Results.open(out, "sweep", config.model_dump(mode="json"))
     if in_job():
         os.chdir(results.folder)  # Ray may take away the folder that a job began in, and W&B asks for the current one
     try:
-        problem = asyncio.run(_sweep(config, results, wandb_mode))
+        problem = asyncio.run(_sweep(config, kept, results, wandb_mode))
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {results.folder} goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -125,7 +136,7 @@ def _wandb_mode(text: str | None) -> str | None:
     return text
 
 
-async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) -> str:
+async def _sweep(config: SweepConfig, kept: Mapping[str, Any], results: Results, wandb_mode: str | None) -> str:
     """Returns what went wrong, "" if nothing did."""
     pack = load_pack(config.pack)
     for line in refused_lines(r for r in pack.refused if _matches(r.task_id, config)):
@@ -151,7 +162,7 @@ async def _sweep(config: SweepConfig, results: Results, wandb_mode: str | None) 
         sinks = _sinks(config, results, planned, len(done), wandb_mode)
         with SinkWorker(sinks) as worker:
             for block in planned:
-                await _play(block, executors[block.cell.substrate], config, done, worker)
+                await _play(block, executors[block.cell.substrate], config, kept, done, worker)
         # Before the hosts are closed: Ray may remove a job's working folder, with this package in it, once its actors
         # are gone.
         return await asyncio.to_thread(_finish, config, results, wandb_mode)
@@ -198,7 +209,13 @@ def _sinks(
     totals = {cell.id: config.rollouts for cell in cells(config)}
     sinks: list[Sink] = [
         JsonlSink(results.rollouts),
-        ConsoleSink(total=sum(len(b.tasks) for b in planned), done=done, cell_totals=totals, title="sweep"),
+        ConsoleSink(
+            total=sum(len(b.tasks) for b in planned),
+            done=done,
+            cell_totals=totals,
+            title="sweep",
+            results=results.folder,
+        ),
     ]
     if wandb_mode != "disabled":
         from rayroll.sinks.wandb import WandbSink
@@ -216,13 +233,20 @@ def _sinks(
     return sinks
 
 
-async def _play(block: Block, executor: Executor, config: SweepConfig, done: set[str], worker: SinkWorker) -> None:
+async def _play(
+    block: Block,
+    executor: Executor,
+    config: SweepConfig,
+    kept: Mapping[str, Any],
+    done: set[str],
+    worker: SinkWorker,
+) -> None:
     cell = block.cell
     run = executor.submit(
         block.tasks,
         BugfixPolicy(block.tasks, cell.actions, think_s=config.think_s),
         max_in_flight=cell.concurrency,
-        config=PlayConfig(max_steps=cell.actions + 1, fingerprint=True),
+        config=PlayConfig(max_steps=cell.actions + 1, fingerprint=True, **kept),
         seed=config.seed,
         labels={
             "cell": cell.id,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from rayroll.executor.executor import Executor, collect
 from rayroll.executor.play import PlayConfig, rollout_id
-from rayroll.executor.run import Executor, Run, collect
+from rayroll.executor.run import Run
 
 __all__ = ["Executor", "PlayConfig", "Run", "collect", "rollout_id"]

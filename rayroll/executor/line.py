@@ -12,9 +12,10 @@ import hashlib
 import hmac
 import pickle
 import secrets
+import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 __all__ = ["Line", "LineAddress", "Listener", "connect"]
@@ -31,7 +32,7 @@ class LineAddress:
 
     ip: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class Line(asyncio.Protocol):
@@ -66,6 +67,20 @@ class Line(asyncio.Protocol):
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(value)
+
+    def expect_life(self, within_s: float) -> None:
+        """Have the connection end where the other machine is gone without a word, for so many seconds."""
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", within_s / 2),
+            ("TCP_KEEPINTVL", within_s / 6),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", within_s * 1000),  # what was sent and is not acknowledged
+        ):
+            if hasattr(socket, name):  # not on every system
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, round(value)))
 
     def close(self) -> None:
         """Let go. ``on_lost`` is not called. Idempotent."""
@@ -145,16 +160,25 @@ def _proof(secret: bytes, who: bytes) -> bytes:
 
 
 class Listener:
-    """Waits for one driver that knows the secret, hands its line over, and stops listening."""
+    """Waits for a driver that knows the secret, and hands its line over."""
 
-    def __init__(self, accept: Callable[[Line], None]) -> None:
-        self._accept = accept
-        self._secret = secrets.token_bytes(32)
+    def __init__(
+        self, accept: Callable[[Line], None], *, secret: bytes | None = None, takes_many: bool = False
+    ) -> None:
+        """It does not listen yet.
+
+        Args:
+            accept: Gets the line of whoever has proven itself.
+            secret: None: a new one.
+            takes_many: Go on listening after the first.
+        """
+        self._accept, self._takes_many = accept, takes_many
+        self._secret = secrets.token_bytes(32) if secret is None else secret
         self._server: asyncio.Server | None = None
 
-    async def open(self, ip: str) -> LineAddress:
+    async def open(self, ip: str, port: int = 0) -> LineAddress:
         """Begin to listen at an address of this machine. Raises OSError where that is not possible."""
-        self._server = await asyncio.get_running_loop().create_server(self._stranger, ip, 0)
+        self._server = await asyncio.get_running_loop().create_server(self._stranger, ip, port)
         return LineAddress(ip, self._server.sockets[0].getsockname()[1], self._secret)
 
     def close(self) -> None:
@@ -169,7 +193,8 @@ class Listener:
 
     def _judge(self, line: Line, proven: asyncio.Future[None]) -> None:
         if not proven.cancelled() and proven.exception() is None:
-            self.close()
+            if not self._takes_many:
+                self.close()
             self._accept(line)
 
 

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import logging
 import os
+import secrets
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ray
@@ -18,10 +20,13 @@ from rayroll.executor.messages import Completion, HostInfo, HostSetup, HostStats
 from rayroll.timing import clock_id
 from rayroll.types import Task
 
-__all__ = ["HostLink", "remote_call"]
+__all__ = ["HOST_PREFIX", "NAMESPACE", "HostLink", "remote_call"]
 
 logger = logging.getLogger(__name__)
 
+NAMESPACE = "rayroll"
+HOST_PREFIX = "host-"
+"""Hosts are Ray actors of these names, which is how others find them."""
 POLL_S = 5.0
 """Longest a host keeps a poll open with nothing to tell."""
 CALL_S = 30.0
@@ -71,10 +76,25 @@ class _Taught(NamedTuple):
 class HostLink:
     """Sends messages to one host in batches and hands its completions to whoever waits for them."""
 
-    def __init__(self, setup: HostSetup, **options: Any) -> None:
-        """Nothing is started yet. ``options`` are Ray's for the actor (labels, resources)."""
-        self._setup = setup
-        self._options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000, **options}
+    def __init__(
+        self,
+        setup: HostSetup,
+        on_lost: Callable[[], None] = lambda: None,
+        on_gone: Callable[[str], None] = lambda task: None,
+        **options: Any,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            setup: What the host needs to know.
+            on_lost: Called once, when the host is lost, before anybody who waits for it hears of that.
+            on_gone: Called with the id of a task of which the host has one idle sandbox less than it said.
+            options: Ray's for the actor (labels, resources).
+        """
+        self._setup, self._on_lost, self._on_gone = setup, on_lost, on_gone
+        # Ray notes every call for its dashboard, and of each 2.5 kB stay in the host.
+        fixed = {"num_cpus": 0, "max_concurrency": 10_000, "enable_task_events": False}
+        self._options: dict[str, Any] = {**fixed, **options}
         self._host: Any = None
         self._ids = itertools.count(1)
         self._outbox: list[tuple[int, Message]] = []
@@ -83,6 +103,8 @@ class HostLink:
         self._sender: asyncio.Task[None] | None = None
         self._pollers: list[asyncio.Task[None]] = []
         self._lost: Exception | None = None
+        self._is_lost = asyncio.Event()
+        self._told: set[Callable[[], None]] = set()
         self._line: Line | None = None
         self.info: HostInfo
         self.same_clock = False
@@ -92,6 +114,21 @@ class HostLink:
     def is_lost(self) -> bool:
         """The host is gone, or no longer to be relied on: every call raises."""
         return self._lost is not None
+
+    def tell(self, on_lost: Callable[[], None]) -> None:
+        """Call this once when the host is lost, as ``on_lost``; at once if it is."""
+        if self._lost is not None:
+            on_lost()
+        else:
+            self._told.add(on_lost)
+
+    def forget(self, on_lost: Callable[[], None]) -> None:
+        """Do not call this. Idempotent."""
+        self._told.discard(on_lost)
+
+    async def wait_until_lost(self) -> None:
+        """Return when the host is gone."""
+        await self._is_lost.wait()
 
     async def start(self, *, deadline_s: float = 300.0) -> HostInfo:
         """Create the actor and open its substrate.
@@ -103,7 +140,13 @@ class HostLink:
             InfraFailure: The node cannot run the substrate, or the actor did not come up in time.
         """
         # A step must not run twice: no task retries. A restarted host would have forgotten its sessions: no restarts.
-        actor = ray.remote(NodeHost).options(max_restarts=0, max_task_retries=0, **self._options)
+        actor = ray.remote(NodeHost).options(
+            name=f"{HOST_PREFIX}{self._setup.owner}-{secrets.token_hex(3)}",
+            namespace=NAMESPACE,
+            max_restarts=0,
+            max_task_retries=0,
+            **self._options,
+        )
         self._host = actor.remote(self._setup)
         try:
             self.info = await remote_call(self._host.start.remote(), deadline_s=deadline_s, what="start")
@@ -140,6 +183,8 @@ class HostLink:
 
         Two tasks of one id are two tasks: somebody may have changed one between two runs.
         """
+        if self._lost is not None:
+            raise self._lost
         versions = self._taught.setdefault(task.id, [])
         taught = next((t for t in versions if t.task is task or t.task == task), None)
         if taught is None:
@@ -154,7 +199,7 @@ class HostLink:
             raise
         return taught.key
 
-    async def call(self, message: Message, *, deadline_s: float) -> Completion:
+    async def call(self, message: Message, *, deadline_s: float | None = None) -> Completion:
         """Send one message and wait for its completion, whose ``error`` is not raised.
 
         Raises:
@@ -185,6 +230,10 @@ class HostLink:
         """How the host is doing."""
         stats: HostStats = await remote_call(self._host.stats.remote(), deadline_s=CALL_S, what="stats")
         return stats
+
+    async def hang_up(self, board: dict[str, Any]) -> None:
+        """Hang this board at the host, where others can read it."""
+        await remote_call(self._host.hang_up.remote(board), deadline_s=CALL_S, what="hang_up")
 
     async def close(self, *, deadline_s: float = 8.0) -> None:
         """Free everything the host owns, then end it. What does not answer is left to the leases. Idempotent."""
@@ -224,6 +273,9 @@ class HostLink:
             self._sender = None
 
     def _answered(self, completion: Completion) -> None:
+        if not completion.request_id:
+            self._on_gone(completion.value)
+            return
         answer = self._waiting.get(completion.request_id)
         if answer is not None and not answer.done():
             answer.set_result(completion)
@@ -242,6 +294,11 @@ class HostLink:
     def _fail(self, error: Exception) -> None:
         if self._lost is None:
             self._lost = error
+            self._is_lost.set()
+            self._on_lost()
+            told, self._told = self._told, set()
+            for on_lost in told:
+                on_lost()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)

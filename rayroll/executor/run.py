@@ -4,277 +4,315 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import ray
+from rayroll.errors import CallerError, Failure, InfraFailure
+from rayroll.executor.control import Control
+from rayroll.executor.gate import PauseMode
+from rayroll.executor.hosts import Hosts
+from rayroll.executor.play import Attempt, PolicyFailed, Rules, Sample
+from rayroll.executor.reading import Reading
+from rayroll.scheduler import (
+    Asked,
+    AttemptId,
+    Cancelled,
+    Cooled,
+    End,
+    Ended,
+    Needs,
+    Paused,
+    Reached,
+    Resumed,
+    RunOpened,
+    Spares,
+    Started,
+    StopReason,
+    Taken,
+)
+from rayroll.types import Rollout, Rung, Task, Timing
 
-from rayroll.errors import ClosedError, ConfigError, Failure, unknown_name
-from rayroll.executor.hosts import Isolation, make_hosts
-from rayroll.executor.messages import HostInfo, HostSetup, HostStats
-from rayroll.executor.play import PlayConfig, PolicyFailed, Sample, Stage, play
-from rayroll.policies import Policy
-from rayroll.session import SessionConfig
-from rayroll.substrates import load
-from rayroll.sync import portal
-from rayroll.types import Rollout, Task, Timing
-
-__all__ = ["Executor", "Run", "collect"]
+__all__ = ["Run", "RunLimits", "numbered"]
 
 logger = logging.getLogger(__name__)
 
 CANCEL_S = 3.0
 """Longest wait for rollouts to free their sandboxes one by one; the host then frees them all at once."""
-CLOSE_S = 5.0
-"""Longest wait for the host to do so; then it is ended, and leases do it. Together this stays below 10 s."""
 NOBODY = Timing(0.0, 0.0, 0.0, 0.0, 0.0, {"other": 0.0})
 
 
-class Executor:
-    """A substrate on a Ray cluster, ready for runs.
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """What bounds a run."""
 
-    >>> async with Executor("docker") as executor:
-    ...     run = executor.submit(tasks, policy, samples_per_task=4, max_in_flight=64)
-    ...     async for rollout in run.rollouts():
-    ...         learn(rollout)
-    """
+    max_in_flight: int
+    max_infra_retries: int
+    spares: Spares
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    """An attempt as its run sees it."""
+
+    sample: Sample
+    asked_ns: int
+    task: asyncio.Task[None] | None = None
+    attempt: Attempt | None = None
+    """None as long as it waits for its host."""
+    rollout: Rollout | None = None
+    """Its record, once it has ended."""
+    is_stopped_early: bool = False
+    is_warm: bool = False
+    """The scheduler counts on an idle sandbox for it."""
+
+    def wasted_s(self) -> float:
+        """What it cost, where it does not count."""
+        if self.rollout is not None:
+            timing = self.rollout.timing
+            return timing.wall_s - timing.policy_s - timing.phases.get("queue", 0.0)
+        return self.attempt.spent_s if self.attempt is not None else 0.0
+
+
+class Run(Reading):
+    """Rollouts under way."""
 
     def __init__(
         self,
-        substrate: str,
-        *,
-        substrate_config: Mapping[str, Any] | None = None,
-        session: Mapping[str, Any] | None = None,
-        run_id: str | None = None,
-        isolation: Isolation = "node",
-        actor_options: Mapping[str, Any] | None = None,
+        name: str,
+        run_id: str,
+        control: Control,
+        hosts: Hosts,
+        rules: Rules,
+        samples: Sequence[Sample],
+        images: Mapping[str, str | None],
+        limits: RunLimits,
+        finished: Collection[str],
+        on_rollout: Callable[[Rollout], None],
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            substrate: Kind of substrate.
-            substrate_config: Fields of its config.
-            session: Fields of ``SessionConfig``.
-            run_id: Label of every sandbox, and part of every rollout's id; random by default.
-            isolation: ``node``: one Ray actor owns all sandboxes of a node. ``actor``: one for each rollout under way,
-                for environments that block or crash; it costs 0.6 s and 95 MB each.
-            actor_options: Ray's options for the host actor, such as ``label_selector``.
-
-        Raises:
-            ConfigError: Unknown substrate, field or isolation, with the nearest known names.
-        """
-        if isolation not in get_args(Isolation):
-            raise unknown_name("isolation", isolation, get_args(Isolation))
-        load(substrate).config_type.parse(substrate_config or {}, where=f"substrate {substrate!r}")
-        self._session = SessionConfig.parse(session or {}, where="session")
-        self.substrate = substrate
-        self.run_id = run_id or secrets.token_hex(6)
-        setup = HostSetup(
-            substrate=substrate,
-            run_id=self.run_id,
-            owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-            substrate_config=dict(substrate_config or {}),
-            session_config=dict(session or {}),
-        )
-        self._hosts = make_hosts(isolation, setup, actor_options or {})
-        self._runs: set[Run] = set()
-        self._is_open = False
-
-    async def __aenter__(self) -> Executor:
-        _connect_to_ray()
-        await self._hosts.open()
-        self._is_open = True
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    @property
-    def host(self) -> HostInfo:
-        """What the first host says about itself."""
-        return self._hosts.info
-
-    async def stats(self) -> HostStats:
-        """How the hosts are doing: sums, and the worst lag."""
-        return await self._hosts.stats()
-
-    def submit(
-        self,
-        tasks: Sequence[Task],
-        policy: Policy,
-        *,
-        samples_per_task: int = 1,
-        max_in_flight: int = 256,
-        max_infra_retries: int = 1,
-        config: PlayConfig | None = None,
-        seed: int | None = None,
-        labels: Mapping[str, str] | None = None,
-        namespace: str = "",
-        finished: Collection[str] = (),
-    ) -> Run:
-        """Begin a run. Rollouts start as slots are free and are read with ``run.rollouts()``.
-
-        Args:
-            tasks: In the order in which they start. A task named again gets the next sample indices.
-            policy: Who acts.
-            samples_per_task: Rollouts of each task.
-            max_in_flight: Slots: most rollouts at the same time.
-            max_infra_retries: Attempts the machine may spoil before a rollout is recorded as invalid.
-            config: The rules of a rollout.
-            seed: Rollout i gets ``seed + i``; None: no seeds.
-            labels: For every rollout of this run, such as the sweep's cell.
-            namespace: Part of every rollout's id, where one run plays the same samples more than once.
-            finished: Ids of rollouts to skip: those of an earlier run of the same ``run_id``.
-
-        Raises:
-            ConfigError: A count is impossible.
-        """
-        if not self._is_open:
-            raise ClosedError("the executor is not open; use `async with Executor(...) as executor`")
-        for name, value, least in (
-            ("samples_per_task", samples_per_task, 1),
-            ("max_in_flight", max_in_flight, 1),
-            ("max_infra_retries", max_infra_retries, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}", **{name: value})
-        samples = [
-            Sample(
-                run_id=self.run_id,
-                task=task,
-                sample_index=sample_index,
-                substrate=self.substrate,
-                seed=None if seed is None else seed + number,
-                labels=dict(labels or {}),
-                namespace=namespace,
-                grouped=samples_per_task > 1,
-            )
-            for number, (task, sample_index) in enumerate(_numbered(tasks, samples_per_task))
-        ]
-        samples = [sample for sample in samples if sample.rollout_id not in finished]
-        stage = Stage(self._hosts, policy, config or PlayConfig(), self._session, max_infra_retries)
-        run = Run(stage, samples, max_in_flight)
-        self._runs.add(run)
-        return run
-
-    async def close(self) -> None:
-        """Cancel what runs and free everything, within 10 s. Idempotent."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        try:
-            await asyncio.gather(*(run.cancel() for run in self._runs))
-        finally:
-            await self._hosts.close(deadline_s=CLOSE_S)
-        # With their host gone they end at once, if they have not yet.
-        await asyncio.gather(*(run.cancel() for run in self._runs))
-
-
-class Run:
-    """Rollouts under way."""
-
-    def __init__(self, stage: Stage, samples: Sequence[Sample], max_in_flight: int) -> None:
         """For ``Executor.submit``."""
-        self.total = len(samples)
-        """Rollouts this run will yield."""
+        super().__init__(run_id, [sample.task.id for sample in samples], finished, lambda: control.post(Taken(name)))
         self.in_flight = 0
         """Rollouts that hold a slot and are being played."""
         self.set_aside: dict[str, Failure] = {}
         """Tasks whose own fault ended a rollout; their remaining rollouts are not played."""
-        self._stage, self._samples, self._slots = stage, samples, max_in_flight
-        self._finished: deque[Rollout] = deque()
-        self._news, self._room = asyncio.Event(), asyncio.Event()
-        self._driving = asyncio.get_running_loop().create_task(self._drive(), name="run")
+        self._name, self._control, self._hosts, self._rules, self._limits = name, control, hosts, rules, limits
+        self._images = images
+        """What each task's sandboxes stand on, by the task's id."""
+        self._samples = {f"{name}/{sample.rollout_id}": sample for sample in samples}
+        self._trials: dict[AttemptId, _Trial] = {}
+        self._trials_of: dict[str, list[_Trial]] = {}
+        self._partial: dict[str, bool] = {}
+        """Cancelled rollouts, and whether what they have is kept."""
+        self._on_rollout = on_rollout
+        self._settled = 0
+        self._line_ns = time.monotonic_ns()
+        """When the first in line became the first: from then on it waits for a slot, and not for its turn."""
+        self._all_settled = asyncio.Event()
+        self._is_over = False
+        self._group: asyncio.TaskGroup
+        self._driving = asyncio.get_running_loop().create_task(self._drive(), name=f"run {name}")
         self._driving.add_done_callback(self._on_end)
 
-    async def rollouts(self) -> AsyncIterator[Rollout]:
-        """Every rollout, as it finishes. To be read once, and fast enough: a reader that is slow holds the run back.
+    # --- what its reader does ---
 
-        Ends early where the run was cancelled, with what had finished.
+    async def pause(self, mode: PauseMode = "drain") -> None:
+        """Ask the policy nothing more, and return when it works on nothing; sandboxes stay, commands under way go on.
+
+        Args:
+            mode: ``drain`` waits for answers that the policy is working on; ``abort_turn`` cancels them, and the same
+                turns are asked again after ``resume``.
+        """
+        self._control.post(Paused(self._name))
+        await self._rules.gate.close(mode)
+
+    def resume(self, policy_version: int | None = None) -> None:
+        """Go on, with the version that turns carry from now on; None: the one they carried."""
+        self._rules.gate.open(policy_version)
+        self._control.post(Resumed(self._name))
+
+    async def cancel(self, group_id: str | None = None, *, keep_partial: bool = False) -> None:
+        """Stop. Idempotent.
+
+        Args:
+            group_id: Only this group's rollouts; None: the whole run, whose sandboxes are freed here or by
+                ``Executor.close``.
+            keep_partial: Rollouts that are under way are still yielded, as far as they got: ``reward=None``,
+                ``valid=False``, ``truncated=True``, the failure says ``cancelled``. Otherwise they are given up.
 
         Raises:
-            Exception: What a policy raised, or a bug; CallerError where the calling program must change; InfraFailure
-                where no host can be started any more. All that had finished was yielded before.
+            CallerError: The run has no such group.
         """
-        while True:
-            while self._finished:
-                rollout = self._finished.popleft()
-                self._room.set()
-                yield rollout
-            if self._driving.done():
-                break
-            self._news.clear()
-            await self._news.wait()
-        if not self._driving.cancelled():
-            self._driving.result()
-
-    async def groups(self) -> AsyncIterator[list[Rollout]]:
-        """The rollouts of one task together, as soon as its last one has finished (GRPO); instead of ``rollouts``.
-
-        Of a resumed run a group holds only what this run made.
-        """
-        missing = Counter(sample.task.id for sample in self._samples)
-        groups: dict[str, list[Rollout]] = {}
-        async for rollout in self.rollouts():
-            groups.setdefault(rollout.task_id, []).append(rollout)
-            missing[rollout.task_id] -= 1
-            if not missing[rollout.task_id]:
-                yield sorted(groups.pop(rollout.task_id), key=lambda r: r.sample_index)
-
-    async def cancel(self) -> None:
-        """Stop: what is under way is given up; its sandboxes are freed here, or by ``Executor.close``. Idempotent."""
-        if not self._driving.done():
+        if group_id is not None or keep_partial:
+            rollouts = [
+                rollout
+                for rollout, sample in self._samples.items()
+                if group_id in (None, sample.group_id or sample.task.id)
+            ]
+            if not rollouts:
+                raise CallerError("the run has no such group", group_id=group_id)
+            for rollout in rollouts:
+                self._partial.setdefault(rollout, keep_partial)
+            self._control.post(Cancelled(tuple(rollouts)))
+        elif not self._driving.done():
+            self._end()
             self._driving.cancel()
             await asyncio.wait({self._driving}, timeout=CANCEL_S)
 
+    def on_end(self, forget: Callable[[Run], None]) -> None:
+        """Call this when the run is over."""
+        self._driving.add_done_callback(lambda _: forget(self))
+
+    # --- what the scheduler asks for ---
+
+    def begin(self, attempt: AttemptId, host: str, *, is_warm: bool) -> None:
+        """See ``Player``."""
+        now_ns = time.monotonic_ns()
+        others = self._trials_of.setdefault(attempt.rollout, [])
+        asked_ns = now_ns
+        if not others:
+            asked_ns, self._line_ns = self._line_ns, now_ns
+        elif (last := others[-1].rollout) is not None:
+            asked_ns = others[-1].asked_ns + round(last.timing.wall_s * 1e9)
+        trial = _Trial(self._samples[attempt.rollout], asked_ns, is_warm=is_warm)
+        is_spare = any(other.rollout is None for other in others)
+        others.append(trial)
+        self._trials[attempt] = trial
+        trial.task = self._group.create_task(
+            self._play(attempt, host, trial, is_spare, now_ns), name=f"rollout {attempt.rollout}"
+        )
+
+    def expire(self, attempt: AttemptId, stage: str) -> None:
+        """See ``Player``."""
+        trial = self._trials.get(attempt)
+        if trial is not None and trial.attempt is not None:
+            trial.attempt.expire(stage)
+
+    def stop(self, attempt: AttemptId, reason: StopReason) -> None:
+        """See ``Player``."""
+        trial = self._trials.get(attempt)
+        if trial is None or self._is_over:  # whoever ends the run cancels them all
+            return
+        if trial.attempt is not None:
+            trial.attempt.stop(reason)
+        elif trial.task is not None:
+            trial.is_stopped_early = True
+            trial.task.cancel()
+
+    def settle(self, rollout: str, attempt: AttemptId | None, reason: str) -> None:
+        """See ``Player``."""
+        sample, trials = self._samples[rollout], self._trials_of.pop(rollout, [])
+        counts = None if attempt is None else trials[attempt.number - 1]
+        record = counts.rollout if counts is not None else None
+        if record is None and rollout not in self._partial:
+            reason = reason or "the attempt did not end in time and was given up"
+            record = _not_played(sample, Failure("infra", reason, "HostLostError"))
+        if record is not None and len(trials) > 1:
+            wasted_s = sum(trial.wasted_s() for trial in trials if trial is not counts)
+            record = replace(record, attempts=len(trials), infra_retry_s=wasted_s)
+        if record is not None and record.failure is not None:
+            if record.failure.fault in ("task", "grader"):
+                self.set_aside[sample.task.id] = record.failure
+            if record.failure.error == "cancelled" and not self._partial.get(rollout):
+                record = None
+        if record is not None:
+            self._on_rollout(record)
+        self._put(sample.task.id, record)
+        self._settled += 1
+        if self._settled == self.total:
+            self._all_settled.set()
+
+    # --- how it works ---
+
+    def fail(self, error: Exception) -> None:
+        """End the run, as nothing can go on."""
+
+        async def raise_it() -> None:
+            raise error
+
+        if not self._is_over:
+            self._end()
+            self._group.create_task(raise_it())
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._control.close_run(self._name)
+
     def _on_end(self, driving: asyncio.Task[None]) -> None:
-        if not driving.cancelled():
-            driving.exception()  # seen, also where nobody reads
-        self._news.set()
+        self._close(None if driving.cancelled() else driving.exception())
 
     async def _drive(self) -> None:
-        free = asyncio.Semaphore(self._slots)
+        opened = RunOpened(self._name, self._limits.max_in_flight, self._limits.max_infra_retries, self._limits.spares)
         try:
-            async with asyncio.TaskGroup() as group:
-                for sample in self._samples:
-                    asked_ns = time.monotonic_ns()
-                    await free.acquire()
-                    group.create_task(self._one(sample, asked_ns, free), name=f"rollout {sample.rollout_id}")
+            async with asyncio.TaskGroup() as self._group:
+                self._control.open_run(opened, self)
+                self._control.ask([self._asked(rollout, sample) for rollout, sample in self._samples.items()])
+                if self.total:
+                    await self._all_settled.wait()
+                # Attempts that were overtaken may still be closing.
         except ExceptionGroup as errors:
             first, *others = errors.exceptions
             for other in others:
                 logger.error("besides the error that ended the run: %r", other)
             raise (first.__cause__ if isinstance(first, PolicyFailed) and first.__cause__ else first) from None
-
-    async def _one(self, sample: Sample, asked_ns: int, free: asyncio.Semaphore) -> None:
-        rollout = await self._played(sample, asked_ns)
-        if rollout.failure is not None and rollout.failure.fault in ("task", "grader"):
-            self.set_aside[sample.task.id] = rollout.failure
-        self._finished.append(rollout)
-        self._news.set()
-        # The slot stays taken until there is room: without this a stopped reader would collect the whole run here.
-        while len(self._finished) > self._slots:
-            self._room.clear()
-            await self._room.wait()
-        free.release()
-
-    async def _played(self, sample: Sample, asked_ns: int) -> Rollout:
-        known = self.set_aside.get(sample.task.id)
-        if known is not None:
-            return _not_played(sample, known)
-        self.in_flight += 1
-        try:
-            return await play(sample, self._stage, asked_ns=asked_ns)
         finally:
-            self.in_flight -= 1
+            self._end()
+
+    def _asked(self, rollout: str, sample: Sample) -> Asked:
+        task = sample.task
+        needs = Needs(task.id, self._images[task.id], memory_mib=task.memory_mib, disk_mib=task.disk_mib)
+        return Asked(rollout, self._name, needs, sample.group_id)
+
+    async def _play(self, id: AttemptId, host: str, trial: _Trial, is_spare: bool, granted_ns: int) -> None:
+        end: End = "stopped"
+        retry_after_s, is_warm = None, False
+        try:
+            known = self.set_aside.get(trial.sample.task.id)
+            if known is not None:
+                trial.rollout, end = _not_played(trial.sample, known), "done"
+                return
+            async with self._hosts.lend(host) as loan:
+                trial.attempt = Attempt(
+                    trial.sample,
+                    self._rules,
+                    loan,
+                    host=host,
+                    number=id.number,
+                    boots_first=is_spare,
+                    asked_ns=trial.asked_ns,
+                    granted_ns=granted_ns,
+                    on_started=lambda took_s, rung: self._on_started(id, host, took_s, rung),
+                    on_reached=lambda stage, within_s, left_s: self._control.post(Reached(id, stage, within_s, left_s)),
+                )
+                self.in_flight += 1
+                try:
+                    trial.rollout = await trial.attempt.play()
+                finally:
+                    self.in_flight -= 1
+            end, retry_after_s = trial.attempt.end, trial.attempt.retry_after_s
+            is_warm = trial.attempt.is_recycled
+        except InfraFailure as error:  # there is no host to be lent
+            trial.rollout, end = _not_played(trial.sample, error.failure()), "spoilt"
+        except asyncio.CancelledError:
+            if not trial.is_stopped_early:
+                raise
+        except Exception:
+            self._end()
+            raise
+        finally:
+            self._control.post(Ended(id, end, retry_after_s, is_warm))
+            del self._trials[id]
+
+    def _on_started(self, id: AttemptId, host: str, took_s: float, rung: Rung) -> None:
+        was_idle = rung in ("warm", "recycled")
+        self._control.post(Started(id, took_s, was_idle))
+        trial = self._trials[id]
+        if was_idle and not trial.is_warm:  # nobody knew of it when the attempt began; now it is taken
+            self._control.post(Cooled(host, trial.sample.task.id))
 
 
-def _numbered(tasks: Sequence[Task], samples_per_task: int) -> Iterator[tuple[Task, int]]:
+def numbered(tasks: Sequence[Task], samples_per_task: int) -> Iterator[tuple[Task, int]]:
     made: Counter[str] = Counter()
     for task in tasks:
         for _ in range(samples_per_task):
@@ -298,46 +336,3 @@ def _not_played(sample: Sample, failure: Failure) -> Rollout:
         seed=sample.seed,
         labels=sample.labels,
     )
-
-
-def _connect_to_ray() -> None:
-    if ray.is_initialized():
-        return
-    # Under a submitted job or with RAY_ADDRESS set this joins that cluster; otherwise it starts one on this machine.
-    joins = "RAY_ADDRESS" in os.environ
-    ray.init(include_dashboard=None if joins else False, log_to_driver=False, logging_level=logging.ERROR)
-
-
-def collect(
-    tasks: Sequence[Task],
-    policy: Policy,
-    *,
-    substrate: str = "local",
-    executor: Mapping[str, Any] | None = None,
-    **submit: Any,
-) -> list[Rollout]:
-    """The synchronous door: make all rollouts and return them, in the order they finished.
-
-    Args:
-        tasks: Problems.
-        policy: Who acts.
-        substrate: Where sandboxes come from.
-        executor: More arguments of ``Executor``.
-        submit: Arguments of ``Executor.submit``.
-    """
-
-    async def work() -> list[Rollout]:
-        async with Executor(substrate, **dict(executor or {})) as ready:
-            return [rollout async for rollout in ready.submit(tasks, policy, **submit).rollouts()]
-
-    if _is_on_a_loop():  # a notebook
-        return portal().run(work())
-    return asyncio.run(work())
-
-
-def _is_on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

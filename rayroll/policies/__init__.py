@@ -22,6 +22,9 @@ class Policy(Protocol):
 
         Cancelled where the rollout's deadline passes, its sandbox is lost before it could be used, or the run is
         stopped. An error that is raised here ends the run: retries of an endpoint belong inside.
+
+        A policy may also have a method ``last(turn)``, not async: it is shown what the last command of a rollout
+        printed where no action follows, because a limit ended it.
         """
 
 

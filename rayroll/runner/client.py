@@ -43,14 +43,19 @@ from rayroll.runner.protocol import (
 from rayroll.runner.tree import Entry, entries_from_tar, entries_to_tar, pack_entries, unpack_entries
 from rayroll.types import ExecResult
 
-__all__ = ["SYSTEM_FOLDERS", "Greeting", "RunnerClient"]
+__all__ = ["NUMBERED_FROM", "SYSTEM_FOLDERS", "Greeting", "Resume", "RunnerClient", "Tree"]
 
 logger = logging.getLogger(__name__)
 
 SYSTEM_FOLDERS = (b"proc", b"sys", b"dev", b"run", b".rayroll")
 """What a digest of a whole sandbox leaves out: the kernel's, and ours."""
 
+NUMBERED_FROM = 1 << 31
+"""Request ids from here on are chosen by whoever asks; those below are counted by the client."""
+
 _CREDIT_EVERY_BYTES = WINDOW_BYTES // 4
+_EPOCHS_A_GENERATION = 1 << 8
+_IDS_A_GENERATION = 1 << 20
 
 
 class Stream(Protocol):
@@ -83,6 +88,31 @@ class Greeting:
     """The runner's own variables: what the image and the substrate set, whatever commands exported since."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What a baseline or a reset found."""
+
+    digest: str
+    """SHA-256, in hex, over names, kinds, modes, owners and times, and of each file its contents or its identity."""
+    entries: int
+    repaired: int
+    """Entries that a reset removed, made again or set back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a client must know to go on where another, in a process that has died, was interrupted."""
+
+    key: bytes = field(repr=False)
+    """Whoever has it commands the runner."""
+    instance: bytes
+    """Of the runner: another one has never heard of what was asked."""
+    generation: int = 0
+    """How many clients there were before; the latest is the one that the runner heeds."""
+    under_way: int | None = None
+    """The command that was asked for by this number (``exec(number=...)``) and not answered yet, if there is one."""
+
+
 class _StreamEnded(SandboxLostError):
     """One stream ended; the runner at its other end may live on."""
 
@@ -109,23 +139,32 @@ class RunnerClient:
     """One host's end of one runner. Not thread-safe: it lives on the event loop that made it."""
 
     def __init__(
-        self, lease_s: float, reopen: Callable[[], Awaitable[Stream]] | None, key: bytes | None = None
+        self,
+        lease_s: float,
+        reopen: Callable[[], Awaitable[Stream]] | None,
+        key: bytes | None = None,
+        resume: Resume | None = None,
     ) -> None:
         self._lease_s = lease_s
         self._reopen = reopen
+        self._generation = 0 if resume is None else resume.generation
         self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
-        self._epoch = 0
-        self._instance: bytes | None = None
+        self._epoch = self._generation * _EPOCHS_A_GENERATION
+        self._instance: bytes | None = None if resume is None else resume.instance
         self._stream: Stream | None = None
         self._calls: dict[int, _Call] = {}
-        self._next_id = 1
+        self._inherited: dict[int, _Call] = {}
+        """Asked by the client before this one, and not asked for here yet."""
+        # What an earlier client asked and nobody awaits is still being ended: its ids are taken.
+        self._next_id = 1 + self._generation * _IDS_A_GENERATION
         self._uncredited = 0
-        self._acks = b""
-        """Acknowledgements not sent yet."""
+        self._acks = self._older_acks = b""
+        """Acknowledgements not sent yet; the older ones have waited since the last renewal."""
         self._heard_at_s = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._reattaching: asyncio.Task[None] | None = None
         self._lost: RayrollError | None = None
+        self._receiver: RunnerClient._Receiver | None = None
         self._closed = False
         self.greeting: Greeting
         self.reattached = 0
@@ -140,6 +179,7 @@ class RunnerClient:
         hello_timeout_s: float = 30.0,
         reopen: Callable[[], Awaitable[Stream]] | None = None,
         key: bytes | None = None,
+        resume: Resume | None = None,
     ) -> RunnerClient:
         """Say hello and wait for the answer.
 
@@ -150,17 +190,24 @@ class RunnerClient:
             reopen: Opens another channel to the same runner; None: a broken stream is the end.
             key: 16 secret bytes that the runner was started with (``RAYROLL_KEY``, for ``serve --socket``); None: new
                 ones, which a runner takes from the first to speak on its standard streams.
+            resume: Go on for a client that is gone: what was under way there is not run again, and its result is what
+                ``exec`` with the same number returns. Instead of ``key``.
 
         Raises:
             StartTimeoutError: No answer in time, or the stream ended before it.
+            SandboxLostError: Another runner than the one to be resumed answers.
             ProtocolError: The runner refused, with its reason.
         """
+        if resume is not None:
+            key = resume.key
         if key is not None and len(key) != KEY_BYTES:
             raise CallerError("a key has 16 bytes", size_bytes=len(key))
-        client = cls(lease_s, reopen, key)
+        client = cls(lease_s, reopen, key, resume)
+        if resume is not None and resume.under_way is not None:
+            client._inherit(resume.under_way)
         try:
             await client._hello(stream, hello_timeout_s)
-        except SandboxLostError as error:
+        except _StreamEnded as error:
             raise StartTimeoutError("the runner ended before it said hello", reason=str(error)) from error
         client._renew()
         return client
@@ -182,6 +229,7 @@ class RunnerClient:
         idle_timeout_s: float | None = None,
         grace_s: float = 0.5,
         output_cap_bytes: int = 128 << 10,
+        number: int | None = None,
     ) -> ExecResult:
         """Run one command; returns when its main process has ended, whatever it left running.
 
@@ -197,6 +245,8 @@ class RunnerClient:
             timeout_s: Limit for its run; then TERM, ``grace_s``, and KILL for everything it started.
             idle_timeout_s: Limit for silence.
             output_cap_bytes: Bytes of output kept, half from the beginning and half from the end.
+            number: From ``NUMBERED_FROM`` to 2^32 - 1, and never used for this runner before: a client that resumes
+                after this one can ask for the same command again, and it is not run twice. None: this client counts.
 
         Raises:
             CallerError: The request itself cannot work: unknown user, arguments too long.
@@ -218,7 +268,7 @@ class RunnerClient:
             grace_s=grace_s,
             output_cap_bytes=output_cap_bytes,
         )
-        call = self._start(FrameType.EXEC, payload)
+        call = self._start(FrameType.EXEC, payload, number=number)
         try:
             reply, raw = await call.done
         except asyncio.CancelledError:
@@ -230,6 +280,46 @@ class RunnerClient:
         """End every process but the runner; returns how many requests were under way."""
         reply, _ = await self._start(FrameType.KILL_ALL, b"").done
         return number(reply, Tag.COUNT)
+
+    async def ping(self) -> None:
+        """Hear from the runner. Raises SandboxLostError."""
+        await self._start(FrameType.LEASE, b"").done
+
+    async def leave(self, lease_s: float) -> None:
+        """Let go of the runner and leave it to itself: from now on it lives so many seconds, whoever started it ends.
+
+        Raises:
+            SandboxLostError: It is gone.
+        """
+        await self._start(FrameType.LEASE, encode_fields({Tag.LEASE_MS: milliseconds(lease_s)})).done
+        await self.close()
+
+    async def baseline(self, keep: Iterable[str] = (), *, most_bytes: int = 32 << 20) -> Tree:
+        """Remember everything that can be written in the sandbox, so that ``reset`` can go back to it.
+
+        Args:
+            keep: Absolute paths below which the runner keeps copies of files; elsewhere a changed file is for ever.
+            most_bytes: Of all copies; they count as the sandbox's memory.
+
+        Raises:
+            SandboxFileError: Something could not be read, or there is no room for the table.
+        """
+        fields: dict[int, int | bytes] = {
+            Tag.KEEP: b"".join(encoded(path, "path") + b"\0" for path in keep),
+            Tag.MAX_BYTES: most_bytes,
+        }
+        return _tree_of((await self._start(FrameType.BASELINE, encode_fields(fields)).done)[0])
+
+    async def reset(self) -> Tree:
+        """End every process, forget directory and variables, and go back to the baseline.
+
+        The sandbox is clean only where the digest that comes back is the baseline's.
+
+        Raises:
+            SandboxFileError: Something cannot be undone; says what (errno EUCLEAN), or there is no baseline.
+            InfraFailure: A process cannot be killed, or the runner is not PID 1 and so cannot know.
+        """
+        return _tree_of((await self._start(FrameType.RESET, b"").done)[0])
 
     # --- files; paths are bytes, and text is encoded as the file system does ---
 
@@ -327,6 +417,11 @@ class RunnerClient:
 
     # --- the end ---
 
+    def resume(self) -> Resume:
+        """What the client after this one must know."""
+        assert self._instance is not None, "known since hello"
+        return Resume(self._key, self._instance, self._generation + 1)
+
     @property
     def is_lost(self) -> bool:
         """The runner cannot be reached any more; every call raises SandboxLostError."""
@@ -347,18 +442,31 @@ class RunnerClient:
 
     # --- requests and replies ---
 
-    def _start(self, type: FrameType, payload: bytes, body: memoryview | None = None) -> _Call:
+    def _start(
+        self, type: FrameType, payload: bytes, body: memoryview | None = None, *, number: int | None = None
+    ) -> _Call:
         if self._lost is not None:
             raise self._lost
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise CallerError("the request is too large", size_bytes=len(payload), most_bytes=MAX_PAYLOAD_BYTES)
-        call = _Call(self._next_id, type, payload, asyncio.get_running_loop().create_future(), body=body)
-        self._next_id += 1
+        inherited = None if number is None else self._inherited.pop(number, None)
+        if inherited is not None:
+            inherited.payload = payload  # for the next stream, whose runner may not know it
+            inherited.sent_ns = time.monotonic_ns()  # nobody here waited before
+            inherited.replied_ns = max(inherited.replied_ns, inherited.sent_ns)
+            return inherited
+        if number is None:
+            number, self._next_id = self._next_id, self._next_id + 1
+        call = _Call(number, type, payload, asyncio.get_running_loop().create_future(), body=body)
         self._calls[call.id] = call
         call.sent_ns = time.monotonic_ns()
         if self._stream is not None:
             self._ask(call)
         return call
+
+    def _inherit(self, number: int) -> None:
+        call = _Call(number, FrameType.EXEC, b"", asyncio.get_running_loop().create_future())
+        self._calls[number] = self._inherited[number] = call
 
     def _ask(self, call: _Call) -> None:
         """Send a request from its beginning."""
@@ -382,7 +490,7 @@ class RunnerClient:
 
     def _send(self, type: FrameType, request_id: int, payload: bytes = b"") -> None:
         if self._stream is not None:
-            acks, self._acks = self._acks, b""
+            acks, self._older_acks, self._acks = self._older_acks + self._acks, b"", b""
             self._stream.write(acks + encode_frame(type, self._epoch, request_id, payload))
 
     def _on_frame(self, frame: Frame) -> None:
@@ -395,11 +503,14 @@ class RunnerClient:
                 self._send(FrameType.CREDIT, 0, encode_fields({Tag.BYTES: self._uncredited}))
                 self._uncredited = 0
         elif frame.type in (FrameType.RESULT, FrameType.ERROR):
-            # It lets the runner forget the reply, which is not urgent: it leaves with the next request or renewal. On
-            # its own it would wake the engine, the shim and the runner once more, 200 us of CPU for each step.
+            # It lets the runner forget the reply, which is not urgent: it leaves with the next request, or the next
+            # renewal but one. On its own it would wake the engine, the shim and the runner once more, 200 us of CPU for
+            # each step; and were this process to die before it has passed the reply on, nobody could ask for it again.
             self._acks += encode_frame(FrameType.ACK, self._epoch, frame.request_id)
             if call is not None:
                 self._reply(call, frame)
+        elif frame.type == FrameType.LEASE_OK and call is not None:
+            self._reply(call, frame)
         elif frame.type == FrameType.WANT and call is not None:
             call.body_taken += number(decode_fields(frame.payload), Tag.BYTES)
             self._upload(call)
@@ -525,14 +636,16 @@ class RunnerClient:
         self._stream = receiver.stream
         self._instance = answer.get(Tag.INSTANCE, b"")
         self._uncredited = 0
-        self._acks = b""  # of an earlier epoch; this hello said what is still awaited
+        self._acks = self._older_acks = b""  # of an earlier epoch; this hello said what is still awaited
         self.greeting = _greeting(answer)
         known = set(numbers(answer.get(Tag.IDS, b"")))
         for call in list(self._calls.values()):
             if call.id in known:
                 call.output.clear()  # sent again from its beginning
-            else:
+            elif self._inherited.pop(call.id, None) is None:
                 self._ask(call)
+            else:  # it was never begun: whoever asks for it begins it
+                del self._calls[call.id]
 
     def _renew(self) -> None:
         """Keep the lease, and notice a stream that is open but dead."""
@@ -543,10 +656,15 @@ class RunnerClient:
             patience_s = self._lease_s if self._reopen is None else self._lease_s / 2
             if time.monotonic() - self._heard_at_s > patience_s:
                 self._broken(self._receiver, SandboxLostError("the runner does not answer", silent_s=patience_s))
-            self._send(FrameType.LEASE, 0)
+            self._send_renewal()
         self._timer = asyncio.get_running_loop().call_later(self._lease_s / 4, self._renew)
 
-    def _broken(self, receiver: _Receiver, error: RayrollError) -> None:
+    def _send_renewal(self) -> None:
+        fresh, self._acks = self._acks, b""
+        self._send(FrameType.LEASE, 0)
+        self._older_acks = fresh
+
+    def _broken(self, receiver: _Receiver | None, error: RayrollError) -> None:
         if receiver is not self._receiver or self._closed or self._lost is not None:
             return
         if self._stream is None:
@@ -599,6 +717,7 @@ class RunnerClient:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        self._receiver = None  # which knows this client: no cycle is left behind
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done.done():
@@ -608,6 +727,10 @@ class RunnerClient:
 
 def _tree_fields(path: str | bytes, exclude: Iterable[bytes], flags: int) -> dict[int, int | bytes]:
     return {Tag.PATH: encoded(path, "path"), Tag.FLAGS: flags, Tag.EXCLUDE: b"".join(e + b"\0" for e in exclude)}
+
+
+def _tree_of(reply: Mapping[int, bytes]) -> Tree:
+    return Tree(reply[Tag.SHA256].hex(), number(reply, Tag.COUNT), number(reply, Tag.REPAIRED))
 
 
 def _greeting(fields: Mapping[int, bytes]) -> Greeting:

@@ -62,6 +62,8 @@ class FrameType(IntEnum):
     DATA = 11
     END = 12
     SHUTDOWN = 13
+    BASELINE = 14
+    RESET = 15
     HELLO_OK = 64
     LEASE_OK = 65
     RESULT = 66
@@ -112,6 +114,9 @@ class Tag(IntEnum):
     MAX_BYTES = 65
     EXCLUDE = 66
     """NUL-separated path prefixes, relative to PATH."""
+    # BASELINE
+    KEEP = 67
+    """NUL-separated absolute path prefixes."""
     # CREDIT, WANT
     BYTES = 72
     # RESULT
@@ -135,6 +140,7 @@ class Tag(IntEnum):
     MEMORY_HITS = 111
     SHA256 = 112
     COUNT = 113
+    REPAIRED = 114
     # ERROR, REFUSED
     ERRNO = 128
     REASON = 129

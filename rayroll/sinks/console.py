@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rayroll.metrics import Distribution
@@ -38,6 +39,7 @@ class ConsoleSink(Sink):
         title: str = "rollouts",
         console: Console | None = None,
         line_s: float = 10.0,
+        results: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Shows nothing yet.
@@ -49,6 +51,7 @@ class ConsoleSink(Sink):
             title: Stands in front.
             console: Where to; None: stderr, so that stdout keeps the result.
             line_s: Least seconds between two plain lines.
+            results: Where the rollouts are written, for the command that opens a kept one.
             clock: Monotonic seconds.
         """
         from rich.console import Console as RichConsole
@@ -57,6 +60,7 @@ class ConsoleSink(Sink):
         self._console = console or RichConsole(stderr=True)
         self._clock = clock
         self._line_s = line_s
+        self._results = results
         self._lock = threading.Lock()
         self._live: object | None = None
         self._last_line_s = float("-inf")
@@ -74,9 +78,11 @@ class ConsoleSink(Sink):
             self._live = live
 
     def add(self, rollout: Rollout) -> None:
-        """Count one rollout."""
+        """Count one rollout; one that was kept is told at once, with the way in."""
         with self._lock:
             self.progress.add(rollout, self._clock())
+        if rollout.kept is not None:
+            self._console.print(_way_in(rollout, self._results), markup=False, highlight=False, soft_wrap=True)
         self._line_if_due()
 
     def gauges(self, values: Mapping[str, float]) -> None:
@@ -240,6 +246,14 @@ class Progress:
         if len(self.cells) > _CELLS_SHOWN:
             table.add_row(f"and {len(self.cells) - _CELLS_SHOWN} more", style="dim")
         return table
+
+
+def _way_in(rollout: Rollout, results: Path | None) -> str:
+    failure, reward = rollout.failure, rollout.reward
+    why = f"{failure.fault}: {failure.reason}" if failure is not None else f"reward {reward}"
+    # Without --results all that runs made by themselves is looked through.
+    named = "" if results is None or results.parent == Path("results").absolute() else f" --results {results}"
+    return f"kept {rollout.task_id} ({why}): rayroll shell {rollout.id}{named}"
 
 
 def _clock_time(seconds: float) -> str:

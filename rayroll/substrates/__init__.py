@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,13 +23,16 @@ from rayroll.types import FileTree, Rung
 __all__ = [
     "Channel",
     "Lease",
+    "Login",
     "Probe",
     "Receiver",
     "Sandbox",
     "SandboxRef",
     "SandboxSpec",
+    "Shell",
     "Substrate",
     "SubstrateConfig",
+    "can_adopt",
     "kinds",
     "load",
 ]
@@ -68,7 +72,8 @@ class Lease:
     owner: str
     """Names the host that renews the lease."""
     duration_s: float = 30.0
-    """Silence after which the runner kills everything and the sandbox removes itself."""
+    """Silence after which, at the earliest, the runner kills everything and the sandbox removes itself. Those of one
+    host are spread over up to twice as long, lest they all end at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,13 @@ class SandboxRef:
     """Since it was created, when it was listed; by wall clock."""
     lease_s: float = field(default=0.0, compare=False)
     """How long it may outlive its owner's last word; 0: unknown."""
+    kept_until_unix_s: float = field(default=0.0, compare=False)
+    """Until then it is meant to be there although its owner has ended; 0: it is not (see ``Substrate.keep``)."""
+
+    @property
+    def is_kept(self) -> bool:
+        """It was kept, it lives, and its time is not over."""
+        return self.state == "running" and time.time() < self.kept_until_unix_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +151,53 @@ class Sandbox:
     root: str = "/"
     """What the runner calls the sandbox's ``/``. Another folder only for a plain process without isolation: prefix
     every path of the task with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How somebody wants into a sandbox."""
+
+    shell: str
+    """The shell that the sandbox was born with."""
+    argv: tuple[str, ...] = ()
+    """Program and arguments; none: the shell itself."""
+    workdir: str = "/"
+    user: str | None = None
+    """None: the sandbox's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """On top of what the sandbox was born with."""
+    terminal: tuple[int, int] | None = None
+    """Rows and columns; None: no terminal, and what goes to standard error is told apart."""
+
+    @property
+    def command(self) -> list[str]:
+        """What to start: an agent may have removed the directory, which is no reason not to look."""
+        enter = 'cd "$0" 2>/dev/null || echo "rayroll: $0 is gone" >&2; exec "$@"'
+        return [self.shell, "-c", enter, self.workdir, *(self.argv or (self.shell,))]
+
+
+class Shell(ABC):
+    """A program in a sandbox that somebody sits in front of. Whoever got it closes it."""
+
+    @abstractmethod
+    async def read(self) -> tuple[int, bytes]:
+        """What it printed next, and where: 1 standard output or terminal, 2 standard error. No bytes: that was all."""
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Type something; empty: the end of its input. Returns when it was taken; after its end it is dropped."""
+
+    @abstractmethod
+    async def resize(self, rows: int, columns: int) -> None:
+        """The terminal has another size now."""
+
+    @abstractmethod
+    async def exit_code(self) -> int | None:
+        """How it ended, after ``read`` gave no bytes; None: the sandbox ended with it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Hang up. Idempotent."""
 
 
 class SubstrateConfig(Config):
@@ -204,8 +263,8 @@ class Substrate(ABC):
 
         Args:
             labels: Which (``run``, ``owner``); empty: all of this user on this node.
-            older_than_s: Also those still running, once they are that old. None: leftovers only, that is what does
-                not run and is older than its lease.
+            older_than_s: Also those still running, once they are that old, but for those that are kept. None: leftovers
+                only, that is what does not run and is older than its lease.
 
         Raises:
             ExceptionGroup: Some could not be destroyed; the others were.
@@ -214,7 +273,7 @@ class Substrate(ABC):
         errors: list[Exception] = []
         for ref in await self.list(labels):
             idle = ref.state != "running" and ref.age_s > ref.lease_s
-            if not (idle if older_than_s is None else ref.age_s >= older_than_s):
+            if ref.is_kept or not (idle if older_than_s is None else ref.age_s >= older_than_s):
                 continue
             try:
                 await self.destroy(ref)
@@ -229,9 +288,102 @@ class Substrate(ABC):
         """Why a sandbox ended, as far as this substrate can tell (``oom``, ``exit 137``); "" when it cannot."""
         return ""
 
+    async def killed_for_memory(self, ref: SandboxRef) -> bool:
+        """Whether something in a sandbox that lives was killed for want of memory, as far as its runner cannot see that
+        itself: a later ``cause_of_death`` would blame whoever is in it then."""
+        return False
+
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        """Take over a sandbox of another process, which has died, before its lease has run out.
+
+        For substrates whose sandboxes outlive the process that made them: they override this. From then on it belongs
+        to ``lease.owner``, and whoever cleans up after its former owner leaves it alone.
+
+        Returns:
+            A new channel to its runner, which knows its key already.
+
+        Raises:
+            SandboxLostError: It is gone.
+            SubstrateError: It cannot be reached.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot take a sandbox over", id=ref.id, owner=lease.owner)
+
+    def image_of(self, spec: SandboxSpec) -> str | None:
+        """What has to be on a node before this sandbox can be started there, as ``images`` calls it.
+
+        None: nothing has to be brought. Asked where sandboxes are placed, of a substrate that was never opened.
+        """
+        return None
+
+    async def images(self) -> frozenset[str] | None:
+        """The images that are on this node; None: it does not say."""
+        return None
+
+    async def fetch(self, spec: SandboxSpec) -> bool:
+        """Bring the image of this spec to this node, as ``create`` would, before anybody needs it.
+
+        Returns:
+            Whether it is there; False: there is no room now for what nobody needs yet.
+
+        Raises:
+            ImageError, TaskError: It cannot be pulled or built. ``create`` will say so again.
+        """
+        return True
+
+    async def free_disk_mib(self) -> int | None:
+        """Disk that is left where images and sandboxes are kept; None: it does not say."""
+        return None
+
+    async def restore(self, ref: SandboxRef) -> Channel:
+        """Take a sandbox back to what it was when ``create`` returned: files, memory and processes.
+
+        For substrates that can by themselves (a saved state of a VM, a checkpoint): they override this, and may then be
+        asked for ``reset="restore"``.
+
+        Returns:
+            A new channel, its runner not yet spoken to.
+
+        Raises:
+            SubstrateError: It could not; the caller destroys the sandbox.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot restore a sandbox", id=ref.id)
+
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         """Switch the network of a running sandbox, where a task's phases differ. Raises ConfigError if impossible."""
         raise ConfigError(f"substrate {self.kind!r} cannot switch the network of a running sandbox", enabled=enabled)
+
+    async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
+        """Write down with a sandbox that it shall outlive its host, so that no reaper and no ``gc`` takes it before.
+
+        The caller then gives its runner a lease as long, and the sandbox removes itself at its end. For substrates
+        whose sandboxes can be entered by another process: they override this and ``shell``.
+
+        Returns:
+            Fields of the config by which that process finds it, nothing secret.
+
+        Raises:
+            SubstrateError: It cannot be kept; the caller destroys it.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot keep a sandbox", id=ref.id)
+
+    @classmethod
+    def can_keep(cls) -> bool:
+        """Whether this kind has ``keep``."""
+        return cls.keep is not Substrate.keep
+
+    async def shell(self, ref: SandboxRef, login: Login) -> Shell:
+        """Start a program in a sandbox that ``list`` found, beside its runner and whatever else runs there.
+
+        Raises:
+            SandboxLostError: It is gone.
+            SubstrateError: The program cannot be started.
+        """
+        raise ConfigError(f"substrate {self.kind!r} has no way into a sandbox", id=ref.id)
+
+
+def can_adopt(substrate: Substrate) -> bool:
+    """Its sandboxes outlive the process that made them, and another one may take them over."""
+    return type(substrate).adopt is not Substrate.adopt
 
 
 def kinds() -> list[str]:

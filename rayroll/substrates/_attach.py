@@ -17,7 +17,7 @@ from typing import Any, cast
 from rayroll.substrates._endpoint import Endpoint
 from rayroll.substrates._stream import StreamChannel
 
-__all__ = ["AttachChannel", "EngineAnswer", "attach", "json_lines"]
+__all__ = ["BLOCK_HEAD", "AttachChannel", "EngineAnswer", "attach", "hijack", "json_lines"]
 
 HEAD_MOST_BYTES = 64 << 10
 STDERR_KEPT_BYTES = 4 << 10
@@ -142,6 +142,31 @@ async def attach(endpoint: Endpoint, container_id: str) -> AttachChannel:
         channel.abort()
         raise
     return channel
+
+
+async def hijack(
+    endpoint: Endpoint, path: str, body: Mapping[str, Any]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose connection becomes a stream in both directions. The caller closes the writer.
+
+    Raises:
+        EngineAnswer: It refused.
+        OSError: Nothing listens there, or it hung up.
+    """
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await endpoint.connect(lambda: protocol)
+    try:
+        data = json.dumps(body).encode()
+        headers = {"Connection": "Upgrade", "Upgrade": "tcp", "Content-Type": "application/json"}
+        transport.write(_head("POST", path, {**headers, "Content-Length": str(len(data))}) + data)
+        status, answer_headers = await _read_head(reader)
+        if status not in (101, 200):
+            raise EngineAnswer(status, _message(b"".join([chunk async for chunk in _chunks(reader, answer_headers)])))
+    except BaseException:
+        transport.abort()
+        raise
+    return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
 
 
 @asynccontextmanager

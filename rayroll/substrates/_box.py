@@ -205,6 +205,11 @@ class Box:
             self.channel = await channel_over(self._sock.dup())
             return self.channel
 
+    def keep(self, until_unix_s: float) -> None:
+        """Say to whoever cleans up that it is to be left alone until then. Blocks."""
+        self.remains = replace(self.remains, kept_until_unix_s=until_unix_s)
+        self.remains.write()
+
     # ending it
 
     async def clean(self, cause: str) -> None:

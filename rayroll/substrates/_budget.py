@@ -27,13 +27,31 @@ class ImageBudget:
         self._engine = engine
         self._folder = folder / hashlib.sha256(engine.endpoint.url.encode()).hexdigest()[:16]
         self._budget_mib = budget_mib
+        self._ahead: set[str] = set()
+        """Brought before anybody needed them, and not used yet."""
 
     async def used(self, name: str, *, was_absent: bool) -> None:
         """An image is about to be used; one that was absent counts from now on, and may cost others their place."""
+        self._ahead.discard(name)
+        await self._keep(name, was_absent)
+
+    async def brought(self, name: str) -> None:
+        """An image that was absent is there, before anybody needed it."""
+        self._ahead.add(name)
+        await self._keep(name, is_new=True)
+
+    async def has_room_ahead(self) -> bool:
+        """One more may be brought that nobody needs yet: they take half of the budget at most, lest those that are
+        needed next make room for those that are needed later."""
+        if self._budget_mib is None:
+            return True
+        return sum([await self._size_bytes(name) for name in self._ahead]) < self._budget_mib << 19
+
+    async def _keep(self, name: str, is_new: bool) -> None:
         if self._budget_mib is None:
             return
-        await asyncio.to_thread(self._touch, name, was_absent)
-        if was_absent:
+        await asyncio.to_thread(self._touch, name, is_new)
+        if is_new:
             await self._make_room(keep=name)
 
     def _touch(self, name: str, is_new: bool) -> None:
@@ -48,11 +66,13 @@ class ImageBudget:
         assert self._budget_mib is not None
         sizes = {name: await self._size_bytes(name) for name in await asyncio.to_thread(self._names)}
         total_bytes = sum(sizes.values())
-        for name, size_bytes in sizes.items():
+        # What somebody will need soon goes last.
+        for name, size_bytes in sorted(sizes.items(), key=lambda item: item[0] in self._ahead):
             if total_bytes <= self._budget_mib << 20:
                 return
             if name != keep and await self._remove(name):
                 total_bytes -= size_bytes
+                self._ahead.discard(name)
                 logger.info("image removed to stay within the budget: %s (%d MiB)", name, size_bytes >> 20)
 
     def _file(self, name: str) -> Path:

@@ -64,7 +64,8 @@ class Bubblewrap:
             argv += ["--symlink", link_target, path]
         for name, target in system.private:
             argv += ["--bind", str(folder / name), target]
-        argv += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", str(runner[0]), runner[1]]
+        argv += ["--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue"]
+        argv += ["--ro-bind", str(runner[0]), runner[1]]
         argv += ["--info-fd", str(info_fd), "--block-fd", str(block_fd), "--clearenv"]
         for name, value in env.items():
             argv += ["--setenv", name, value]

@@ -12,18 +12,21 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import logging
+import math
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from rayroll.errors import ImageError, SubstrateError, TaskError
+from rayroll.errors import DiskFullError, ImageError, SubstrateError, TaskError
 from rayroll.substrates import SandboxSpec
 from rayroll.substrates import _dockerfile as dockerfile
 from rayroll.substrates._attach import json_lines
@@ -31,17 +34,48 @@ from rayroll.substrates._engine import MACHINES, Engine, is_status, translated
 from rayroll.substrates._flight import SingleFlight
 from rayroll.types import FileTree
 
-__all__ = ["Image", "Images", "tag_of"]
+__all__ = ["Image", "Images", "name_of", "tag_of"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 6
-"""Attempts of a pull that the registry puts off."""
 LOG_TAIL_LINES = 30
-PUT_OFF = ("toomanyrequests", "429", "too many requests", "timeout", "tls handshake", "eof", "connection reset")
-"""In the engine's words: the registry asks for patience, or stumbled."""
-UNREACHABLE = ("no such host", "connection refused", "network is unreachable", "dial tcp", "lookup ")
-"""Tried once more only: a registry that is not there stays so for longer than a create may wait."""
+DOCKER_HUB = "docker.io"
+REMEMBERED_S = 30.0
+"""How long a pull that failed is not tried again: the samples of one task come one after another, and would each wait
+for the same."""
+
+
+class Refusal(NamedTuple):
+    """A way in which pulls fail."""
+
+    words: tuple[str, ...]
+    """The engine's."""
+    message: str
+    attempts: int
+    """How often it is worth trying."""
+
+
+REFUSALS = (
+    Refusal(("toomanyrequests", "too many requests", "status: 429"), "the registry asks for patience", 6),
+    Refusal(
+        ("no such host", "connection refused", "network is unreachable", "no route to host", "dial tcp", "lookup "),
+        "the registry cannot be reached",
+        3,
+    ),
+    # The engine itself has tried a layer six times then.
+    Refusal(
+        ("status: 5", "timeout", "unexpected eof", ": eof", "connection reset", "verification failed", "handshake"),
+        "the registry stumbles",
+        3,
+    ),
+    Refusal(("manifest unknown", "name unknown", "not found"), "the registry has no such image", 1),
+    Refusal(
+        ("no basic auth", "unauthorized", "denied", "authentication required"),
+        "the registry has no such image, or wants a login (docker login)",
+        1,
+    ),
+)
+OTHERWISE = Refusal((), "the image cannot be pulled", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +113,17 @@ class Images:
         self._pull_timeout_s = pull_timeout_s
         self._first_pause_s = first_pause_s
         self._flights: SingleFlight[Image] = SingleFlight()
+        self._refused: dict[str, tuple[float, ImageError]] = {}
+
+    async def listed(self) -> frozenset[str]:
+        """Names, digests and ids of all that the engine has."""
+        found = await self._engine.call(lambda api: api.images())
+        names = (name for image in found for name in (*(image["RepoTags"] or ()), *(image["RepoDigests"] or ())))
+        return frozenset({*names, *(image["Id"] for image in found)})
+
+    async def find(self, spec: SandboxSpec, plain_image: str) -> Image | None:
+        """The image of a spec; None when the engine does not have it."""
+        return await self.inspect(_wanted(spec, plain_image))
 
     async def ensure(self, spec: SandboxSpec, plain_image: str, phases_s: dict[str, float]) -> tuple[Image, bool]:
         """The image of a spec, pulled or built if the engine does not have it.
@@ -91,7 +136,7 @@ class Images:
             TaskError: The Dockerfile does not build.
         """
         environment = spec.environment if spec.image is None else None
-        name = tag_of(environment) if environment else spec.image or plain_image
+        name = _wanted(spec, plain_image)
         found = await self.inspect(name)
         if found is not None:
             return self._checked(found), False
@@ -139,6 +184,9 @@ class Images:
     # pull
 
     async def _pull(self, name: str) -> Image:
+        failed_s, error = self._refused.get(name, (-math.inf, None))
+        if error is not None and time.monotonic() - failed_s < REMEMBERED_S:
+            raise ImageError(error.message, **error.facts)
         async with self._node_lock(name):
             found = await self.inspect(name)  # another process of this node may have pulled it meanwhile
             if found is not None:
@@ -151,26 +199,26 @@ class Images:
 
     async def _pull_patiently(self, name: str) -> None:
         pause_s = self._first_pause_s
-        for attempt in range(1, PATIENCE + 1):
+        for attempt in itertools.count(1):
             try:
                 async with asyncio.timeout(self._pull_timeout_s):
-                    return await self._pull_once(name)
+                    await self._pull_once(name)
+                return
             except TimeoutError:
                 raise ImageError(
-                    "the image was not pulled in time", image=name, timeout_s=self._pull_timeout_s
+                    "the image was not pulled in time",
+                    image=name,
+                    registry=_registry(_from_mirror(name, self._mirror)),
+                    timeout_s=self._pull_timeout_s,
                 ) from None
             except ImageError as error:
-                said = str(error.facts.get("said", "")).lower()
-                attempts = PATIENCE if any(word in said for word in PUT_OFF) else 1
-                if any(word in said for word in UNREACHABLE):
-                    attempts = 2
-                if attempt >= attempts:
+                if attempt >= _refusal(str(error.facts["said"])).attempts:
+                    self._refused[name] = time.monotonic(), error
                     raise
                 logger.warning("pull of %s was put off: %s", name, error)
             # Half to one and a half of the pause: nodes that were refused together must not come back together.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s *= 2
-        raise AssertionError("the last attempt raises")
 
     async def _pull_once(self, name: str) -> None:
         source = _from_mirror(name, self._mirror)
@@ -182,10 +230,10 @@ class Images:
                 async with json_lines(self._engine.endpoint, "POST", path, headers=headers) as progress:
                     async for event in progress:
                         if "error" in event:
-                            raise _not_pulled(name, event["error"])
+                            raise _not_pulled(name, source, event["error"])
         except SubstrateError as error:
             if is_status(error, 404, 403, 401, 500, 400, 429):
-                raise _not_pulled(name, error.facts["said"]) from error
+                raise _not_pulled(name, source, error.facts["said"]) from error
             raise
         if source != name:
             repository, tag = _split(name)
@@ -248,6 +296,22 @@ def tag_of(environment: FileTree) -> str:
     return f"rayroll/task:{environment.digest[:32]}"
 
 
+def name_of(spec: SandboxSpec, plain_image: str) -> str:
+    """The image of a spec, as an engine lists it: with tag or digest, and Docker Hub's without where they are from."""
+    name = _wanted(spec, plain_image)
+    if name.startswith("sha256:"):
+        return name
+    for prefix in ("index.docker.io/", "docker.io/", "library/"):
+        name = name.removeprefix(prefix)
+    repository, tag = _split(name)
+    return f"{_split(repository)[0]}@{tag}" if "@" in name else f"{repository}:{tag}"
+
+
+def _wanted(spec: SandboxSpec, plain_image: str) -> str:
+    environment = spec.environment if spec.image is None else None
+    return tag_of(environment) if environment else spec.image or plain_image
+
+
 def _bases(environment: FileTree) -> list[str]:
     try:
         text = environment.read("Dockerfile").decode(errors="replace")
@@ -268,14 +332,26 @@ def _split(name: str) -> tuple[str, str]:
 
 def _from_mirror(name: str, mirror: str | None) -> str:
     """Where to pull an image of Docker Hub from; images of other registries come from there."""
-    first, slash, _ = name.partition("/")
-    if mirror is None or (slash and ("." in first or ":" in first or first == "localhost")):
+    if mirror is None or _registry(name) != DOCKER_HUB:
         return name
-    return f"{mirror}/{name if slash else f'library/{name}'}"
+    return f"{mirror}/{name if '/' in name else f'library/{name}'}"
 
 
-def _not_pulled(name: str, said: str) -> ImageError:
-    return ImageError("the image is not on the engine and cannot be pulled", image=name, said=said.strip())
+def _registry(name: str) -> str:
+    first, slash, _ = name.partition("/")
+    return first if slash and ("." in first or ":" in first or first == "localhost") else DOCKER_HUB
+
+
+def _refusal(said: str) -> Refusal:
+    words = re.sub(r"\S*/\S*", "", said.lower())  # what an image or a registry is called says nothing
+    return next((refusal for refusal in REFUSALS if any(word in words for word in refusal.words)), OTHERWISE)
+
+
+def _not_pulled(name: str, source: str, said: str) -> ImageError | DiskFullError:
+    facts = {"image": name, "registry": _registry(source), "said": said.strip()}
+    if "no space left" in said.lower():
+        return DiskFullError("no space is left for the image where the Docker engine keeps its data", **facts)
+    return ImageError(f"{_refusal(said).message}; the engine does not have the image", **facts)
 
 
 def _not_built(said: str, step: str, log: list[str]) -> Exception:

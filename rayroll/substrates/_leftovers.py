@@ -51,6 +51,8 @@ class Remains:
     isolated: bool = True
     """False: no pid namespace ends with the runner, so it is asked first to kill what it started."""
     cgroups: tuple[str, ...] = ()
+    kept_until_unix_s: float = 0.0
+    """Until then it is left alone although its host has ended."""
     folder: str = ""
     """Where it was found; not written to the file."""
 
@@ -73,6 +75,11 @@ class Remains:
         if self.pid and is_alive(self.pid, self.pid_started_at):
             return "running"
         return "starting" if not self.pid and is_alive(self.host_pid, self.host_started_at) else "dead"
+
+    @property
+    def is_kept(self) -> bool:
+        """It was kept, it lives, and its time is not over."""
+        return time.time() < self.kept_until_unix_s and self.state == "running"
 
 
 def base_dir() -> Path:
@@ -157,9 +164,15 @@ def remove(remains: Remains, *, patience_s: float = 10.0) -> None:
     for cgroup in remains.cgroups:
         _remove_cgroup(Path(cgroup), deadline)
     # What says whose it is goes last: whoever is killed in between leaves something that is found again.
-    for inner in _contents(Path(remains.folder)):
+    folder = Path(remains.folder)
+    for inner in _contents(folder):
         remove_tree(inner)
-    remove_tree(Path(remains.folder))
+    # Without a program in between, so that hardly anybody is killed between these two.
+    with contextlib.suppress(FileNotFoundError):
+        (folder / STATE).unlink()
+        folder.rmdir()
+    if os.path.lexists(folder):
+        remove_tree(folder)
 
 
 def _contents(folder: Path) -> list[Path]:

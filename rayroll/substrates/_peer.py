@@ -80,6 +80,7 @@ class Peer:
         self._env = {"PATH": "/usr/bin:/bin", "HOME": "/root", **env}
         self._cwd = workdir
         self._files: dict[bytes, Entry] = {}
+        self._baseline: dict[bytes, Entry] = {}
         self._requests: dict[int, _Request] = {}
         self._channel: SimulatedChannel | None = None
         self._epoch = 0
@@ -136,6 +137,8 @@ class Peer:
             return
         if frame.epoch != self._epoch:
             return
+        if frame.type == FrameType.LEASE and (lease_ms := number(decode_fields(frame.payload), Tag.LEASE_MS)):
+            self._lease_s = lease_ms / 1000
         self._renew()
         match frame.type:
             case FrameType.LEASE:
@@ -152,10 +155,14 @@ class Peer:
                 if frame.request_id in self._requests:
                     self._write_tree(frame.request_id, self._requests[frame.request_id])
             case FrameType.KILL_ALL:
-                ended = [id for id, request in self._requests.items() if request.timer is not None]
-                for id in ended:
-                    self._stop(id, limit=5)
-                self._send(FrameType.RESULT, frame.request_id, encode_fields({Tag.COUNT: len(ended)}))
+                self._send(FrameType.RESULT, frame.request_id, encode_fields({Tag.COUNT: self._stop_all()}))
+            case FrameType.BASELINE:
+                self._baseline = dict(self._files)
+                self._send(FrameType.RESULT, frame.request_id, encode_fields(self._digest()))
+            case FrameType.RESET:
+                self._stop_all()
+                self._files = dict(self._baseline)
+                self._send(FrameType.RESULT, frame.request_id, encode_fields(self._digest()))
             case FrameType.CANCEL:
                 self._stop(frame.request_id, limit=3)
             case FrameType.ACK:
@@ -273,6 +280,16 @@ class Peer:
             Tag.DRAIN_NS: round(drain_s * 1e9),
         }
         self._finish(id, fields, kept)
+
+    def _stop_all(self) -> int:
+        ended = [id for id, request in self._requests.items() if request.timer is not None]
+        for id in ended:
+            self._stop(id, limit=5)
+        return len(ended)
+
+    def _digest(self) -> dict[int, int | bytes]:
+        entries = [replace(entry, path=path) for path, entry in sorted(self._files.items())]
+        return {Tag.SHA256: hashlib.sha256(pack_entries(entries)).digest(), Tag.COUNT: len(entries)}
 
     def _stop(self, id: int, limit: int) -> None:
         request = self._requests.get(id)

@@ -3,8 +3,9 @@
 A runner ends itself when its lease lapses, and its sandbox goes with it. Not so a container that was created and never
 started (it stays until the engine restarts, AutoRemove or not), nor a private root in /tmp. No hook of the host runs
 on SIGKILL, and Ray ends a dead worker's children: so this is a grandchild in a session of its own, waiting for the end
-of a pipe. It is told what to watch in lines of JSON: ``{"watch": KEY, "sweep": "docker" | "local", "run": ...,
-"owner": ..., "lease_s": ..., ...}`` and ``{"forget": KEY}``.
+of a pipe. What was kept for somebody to look into, it leaves alone until its time is over. It is told what to watch in
+lines of JSON: ``{"watch": KEY, "sweep": "docker" | "local", "run": ..., "owner": ..., "lease_s": ..., ...}``,
+``{"forget": KEY}``, and ``{"look": UNIX_S}`` for when something that was kept leaves a folder behind.
 
 Standard library only, and it imports nothing else of this package but ``_leftovers`` (see ``_reaping.BOOT``): 14 MB
 for as long as the host lives instead of 60, and the files may be gone when it acts (Ray removes a job's folder).
@@ -13,9 +14,12 @@ for as long as the host lives instead of 60, and the files may be gone when it a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
+import math
 import os
+import re
 import select
 import signal
 import socket
@@ -27,7 +31,10 @@ from urllib.parse import quote, urlsplit
 
 from rayroll.substrates._leftovers import find, remove
 
-__all__ = ["main", "sweep"]
+__all__ = ["adopted_name", "kept_name", "kept_until", "main", "sweep"]
+
+ADOPTED = ".adopted-"
+KEPT = "-kept-until-"
 
 SETTLE_S = 3.0
 """Pause before looking again: an engine may still be making what a killed host had asked for."""
@@ -55,20 +62,26 @@ def main() -> None:
     if watches:
         ended_unix_s = time.time()
         time.sleep(max(watch["lease_s"] for watch in watches))
-        sweep_until_clean(watches, ended_unix_s)
+        while until_unix_s := sweep_until_clean(watches, ended_unix_s):
+            time.sleep(max(0.0, until_unix_s - time.time()) + SETTLE_S)
 
 
 def wait_for_the_end(pipe: int, host_pid: int) -> list[Watch]:
     """What was watched when the pipe ended or the host did (a forked child of it may keep the pipe open)."""
     watches: dict[str, Watch] = {}
+    looks: list[float] = []
     buffer = b""
     try:
         host = os.pidfd_open(host_pid)
     except OSError:
         host = pipe  # gone already: the pipe's end follows
     while True:
-        ready, _, _ = select.select([pipe, host], [], [])
-        if pipe in ready:
+        until_s = max(0.0, min(looks) + SETTLE_S - time.time()) if looks else None
+        ready, _, _ = select.select([pipe, host], [], [], until_s)
+        if not ready:
+            looks.remove(min(looks))
+            remove_overdue(watches)
+        elif pipe in ready:
             data = os.read(pipe, 65536)
             if not data:
                 return list(watches.values())
@@ -77,56 +90,98 @@ def wait_for_the_end(pipe: int, host_pid: int) -> list[Watch]:
                 order = json.loads(line)
                 if "forget" in order:
                     watches.pop(order["forget"], None)
+                elif "look" in order:
+                    looks.append(order["look"])
                 else:
                     watches[order["watch"]] = order
         elif host in ready:
             return list(watches.values())
 
 
-def sweep_until_clean(watches: list[Watch], ended_unix_s: float) -> None:
-    """Until two looks in a row find nothing, or patience runs out. One that fails does not hold up the others."""
+def remove_overdue(watches: dict[str, Watch]) -> None:
+    """Local sandboxes that were kept, whose time is over, and whose host lives on but has let go of them."""
+    for watch in watches.values():
+        if watch["sweep"] == "local":
+            for remains in find(Path(watch["base"]), {"run": watch["run"], "owner": watch["owner"]}):
+                if remains.kept_until_unix_s and not remains.is_kept:
+                    with contextlib.suppress(OSError):  # tried again at the host's end
+                        remove(remains)
+
+
+def sweep_until_clean(watches: list[Watch], ended_unix_s: float) -> float:
+    """Until two looks in a row find nothing, or patience runs out. One that fails does not hold up the others.
+
+    Returns:
+        When to come again for what is kept, by wall clock; 0: there is none.
+    """
     deadline = time.monotonic() + PATIENCE_S
     clean, pause_s = 0, SETTLE_S
+    kept: list[float] = []
     while clean < 2 and time.monotonic() < deadline:
+        kept.clear()
         found = failed = 0
         for watch in watches:
             try:
-                found += sweep(watch, ended_unix_s)
+                found += sweep(watch, ended_unix_s, kept)
             except (OSError, http.client.HTTPException, ValueError):
                 failed += 1
         clean = 0 if found or failed else clean + 1
         pause_s = min(2 * pause_s, 60.0) if failed else SETTLE_S
         if clean < 2:
             time.sleep(pause_s)
+    return min(kept, default=0.0)
 
 
-def sweep(watch: Watch, ended_unix_s: float) -> int:
+def sweep(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     """Remove what belongs to the watched run and owner and is older than their host's end; how much that was.
 
-    Younger sandboxes with the same names are those of a host that was started again.
+    Younger sandboxes with the same names are those of a host that was started again. What is kept is passed over, and
+    ``kept`` gets the end of its time.
     """
-    return {"docker": sweep_docker, "local": sweep_local}[watch["sweep"]](watch, ended_unix_s)
+    return {"docker": sweep_docker, "local": sweep_local}[watch["sweep"]](watch, ended_unix_s, kept)
 
 
-def sweep_local(watch: Watch, ended_unix_s: float) -> int:
+def sweep_local(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     """Processes, folders and cgroups of local sandboxes."""
     found = 0
     for remains in find(Path(watch["base"]), {"run": watch["run"], "owner": watch["owner"]}):
-        if remains.created_unix_s <= ended_unix_s:
+        if remains.is_kept:
+            kept.append(remains.kept_until_unix_s)
+        elif remains.created_unix_s <= ended_unix_s:
             remove(remains)
             found += 1
     return found
 
 
-def sweep_docker(watch: Watch, ended_unix_s: float) -> int:
+def adopted_name(name: str, owner: str) -> str:
+    """A container's name once another owner than its label's has taken it over."""
+    return f"{name.partition(ADOPTED)[0]}{ADOPTED}{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
+
+
+def is_owned(container: dict[str, Any], owner: str) -> bool:
+    """By its name where somebody has taken it over, else by its label."""
+    names = [name.lstrip("/") for name in container.get("Names") or ()]
+    adopted = [name for name in names if ADOPTED in name]
+    if adopted:
+        return adopted_name(adopted[0], owner) in adopted
+    return bool(container["Labels"].get("rayroll.owner") == owner)
+
+
+def sweep_docker(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     """Containers in any state, then networks and volumes, by their labels."""
-    labels = [f"rayroll.run={watch['run']}", f"rayroll.owner={watch['owner']}"]
+    labels = [f"rayroll.run={watch['run']}"]
     filters = quote(json.dumps({"label": labels}))
     found = 0
     for container in ask(watch, "GET", f"/containers/json?all=1&filters={filters}"):
-        if container["Created"] <= ended_unix_s + 60.0:  # the engine's clock may be another machine's
+        if not is_owned(container, watch["owner"]):
+            continue
+        until_unix_s = kept_until(container.get("Names"))
+        if time.time() < until_unix_s:
+            kept.append(until_unix_s)
+        elif container["Created"] <= ended_unix_s + 60.0:  # the engine's clock may be another machine's
             ask(watch, "DELETE", f"/containers/{container['Id']}?force=1&v=1")
             found += 1
+    filters = quote(json.dumps({"label": [*labels, f"rayroll.owner={watch['owner']}"]}))
     for network in ask(watch, "GET", f"/networks?filters={filters}"):
         ask(watch, "DELETE", f"/networks/{network['Id']}")
         found += 1
@@ -134,6 +189,18 @@ def sweep_docker(watch: Watch, ended_unix_s: float) -> int:
         ask(watch, "DELETE", f"/volumes/{quote(volume['Name'])}?force=1")
         found += 1
     return found
+
+
+def kept_name(name: str, until_unix_s: float) -> str:
+    """What a container is renamed to when it is kept: labels cannot be changed any more."""
+    own, adopted, by = name.partition(ADOPTED)
+    return f"{own}{KEPT}{math.ceil(until_unix_s)}{adopted}{by}"
+
+
+def kept_until(names: list[str] | None) -> float:
+    """Until when a container of these names is kept; 0: it is not."""
+    found = re.search(rf"{KEPT}(\d+)({re.escape(ADOPTED)}|$)", (names or [""])[0])
+    return float(found[1]) if found else 0.0
 
 
 def ask(watch: Watch, method: str, path: str) -> Any:

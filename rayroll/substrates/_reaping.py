@@ -63,6 +63,11 @@ class Reaper:
                 self._watches.pop(key, None)
                 self._tell({"forget": key})
 
+    def look(self, at_unix_s: float) -> None:
+        """Something that was kept ends then: see whether it leaves anything, also while this process lives."""
+        with self._lock:
+            self._tell({"look": at_unix_s})
+
     def close(self) -> None:
         """End the reaper's watch: what it still looks after is swept one lease from now. Idempotent."""
         with self._lock:
@@ -144,6 +149,10 @@ class Watches:
             if self._leases_s.get(key, -1.0) < order["lease_s"]:
                 await asyncio.to_thread(reaper().watch, key, self, order)
                 self._leases_s[key] = order["lease_s"]
+
+    async def look(self, at_unix_s: float) -> None:
+        """See ``Reaper.look``."""
+        await asyncio.to_thread(reaper().look, at_unix_s)
 
     async def lift(self) -> None:
         """Nothing is left of anything."""

@@ -64,8 +64,10 @@ class StreamChannel(asyncio.Protocol, Channel):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._ended.done():
             self._ended.set_result(exc)
-        if self._receiver is not None:
-            self._receiver.connection_lost(exc)
+        # No cycle is left behind: a host seldom looks for any.
+        receiver, self._receiver, self._transport = self._receiver, None, None
+        if receiver is not None:
+            receiver.connection_lost(exc)
 
 
 async def channel_over(sock: socket.socket) -> StreamChannel:

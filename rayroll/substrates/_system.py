@@ -129,19 +129,18 @@ def layout(
     mounts: list[tuple[Path, str]] = []
     links: list[tuple[str, str]] = []
 
-    def show(path: Path, inside: str) -> None:
+    # No function that calls itself: each would be a cycle, which a host seldom looks for.
+    todo = [(tree / name, f"/{name}") for name in tops][::-1]
+    while todo:
+        path, inside = todo.pop()
         if inside in writable:
-            return
+            continue
         if path.is_symlink():
             links.append((str(path.readlink()), inside))
         elif path.is_dir() and any(place.startswith(inside + "/") for place in writable):
-            for child in sorted(path.iterdir()):
-                show(child, f"{inside}/{child.name}")
+            todo += [(child, f"{inside}/{child.name}") for child in sorted(path.iterdir(), reverse=True)]
         elif path.is_dir() or path.is_file():
             mounts.append((path, inside))
-
-    for name in tops:
-        show(tree / name, f"/{name}")
     return mounts, links
 
 

@@ -8,9 +8,11 @@ import functools
 import io
 import logging
 import secrets
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import Field
@@ -24,14 +26,27 @@ from rayroll.errors import (
     SubstrateError,
 )
 from rayroll.runner.build import cache_dir, runner_path, source_digest
-from rayroll.substrates import Channel, Lease, Probe, Sandbox, SandboxRef, SandboxSpec, Substrate, SubstrateConfig
+from rayroll.substrates import (
+    Channel,
+    Lease,
+    Login,
+    Probe,
+    Sandbox,
+    SandboxRef,
+    SandboxSpec,
+    Shell,
+    Substrate,
+    SubstrateConfig,
+)
 from rayroll.substrates import _endpoint as endpoints
 from rayroll.substrates._attach import AttachChannel, attach
 from rayroll.substrates._budget import ImageBudget
+from rayroll.substrates._docker_shell import log_in
 from rayroll.substrates._engine import LEASE, OWNER, RUN, Engine, is_status, labels_of, translated
 from rayroll.substrates._events import Events
 from rayroll.substrates._flight import SingleFlight
-from rayroll.substrates._images import Image, Images
+from rayroll.substrates._images import Image, Images, name_of
+from rayroll.substrates._reaper import adopted_name, kept_name, kept_until
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 
@@ -46,6 +61,10 @@ RUNNER = f"{FOLDER}/runner"
 ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL")
 """What root in an image needs for its own files and for becoming another user; without them it cannot write a folder of
 uid 1000. Images with a user of their own get none."""
+MOST_REMOVALS = 4
+"""Removals under way at the same time; the rest wait. Docker 20.10 locks itself up for good when some 200 containers
+end at once: in libnetwork each one that leaves its network waits for one loop, and that for the network's lock, which
+nobody gives back. Two cores removed 16, 25, 29 and 33 containers a second with 1, 2, 4 and 8 under way."""
 GONE_PATIENCE_S = 20.0
 UNDO_PATIENCE_S = 15.0
 DEATH_NOTICE_S = 1.0
@@ -94,12 +113,17 @@ class DockerSubstrate(Substrate):
         super().__init__(config)
         self.config: DockerConfig = config
         self._starting = asyncio.Semaphore(config.max_starting)
+        self._removing = asyncio.Semaphore(MOST_REMOVALS)
         self._filling: SingleFlight[str] = SingleFlight()
         self._volumes: dict[str, str] = {}
         self._channels: dict[str, AttachChannel] = {}
         self._reopening: dict[str, asyncio.Lock] = {}
         self._alive: set[str] = set()
         self._watches = Watches()
+        self._image_ids: dict[str, str] = {}
+        """Of images that were asked for, by ``image_of``: an engine lists some under other names."""
+        self._root: Path | None = None
+        """Where the engine keeps its data."""
         self._undoing: set[asyncio.Task[None]] = set()
         self._parts: tuple[Engine, Images, Events] | None = None
 
@@ -157,6 +181,35 @@ class DockerSubstrate(Substrate):
         await engine.close()
         return Probe(True, facts={**engine.facts, "host": engine.endpoint.url, "machine": engine.machine})
 
+    # images
+
+    def image_of(self, spec: SandboxSpec) -> str:
+        return name_of(spec, self.config.plain_image)
+
+    async def images(self) -> frozenset[str]:
+        _, images, _ = self._opened()
+        listed = await images.listed()
+        return listed | {name for name, id in self._image_ids.items() if id in listed}
+
+    async def fetch(self, spec: SandboxSpec) -> bool:
+        _, images, _ = self._opened()
+        if not await self._budget.has_room_ahead() and await images.find(spec, self.config.plain_image) is None:
+            return False
+        image, was_absent = await images.ensure(spec, self.config.plain_image, {})
+        self._image_ids[self.image_of(spec)] = image.id
+        if was_absent:
+            await self._budget.brought(image.name)
+        return True
+
+    async def free_disk_mib(self) -> int | None:
+        if not self._engine.endpoint.url.startswith("unix://"):
+            return None  # another machine's folder may have the same name here
+        if self._root is None:
+            self._root = Path((await self._engine.call(lambda api: api.info()))["DockerRootDir"])
+        with contextlib.suppress(OSError):
+            return (await asyncio.to_thread(shutil.disk_usage, self._root)).free >> 20
+        return None
+
     # life of a sandbox
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
@@ -164,6 +217,7 @@ class DockerSubstrate(Substrate):
         _, images, _ = self._opened()
         phases_s: dict[str, float] = {}
         image, was_absent = await images.ensure(spec, self.config.plain_image, phases_s)
+        self._image_ids[self.image_of(spec)] = image.id
         await self._budget.used(image.name, was_absent=was_absent)
         await self._watches.cover_engine(self._engine.endpoint, lease)
         volume = await self._runner_volume(image, lease, phases_s)
@@ -299,6 +353,20 @@ class DockerSubstrate(Substrate):
                 raise
             return channel
 
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        await self._watches.cover_engine(self._engine.endpoint, lease)
+        try:
+            # Labels cannot be changed; a name can.
+            name = await self._engine.call(lambda api: api.inspect_container(ref.id)["Name"].lstrip("/"))
+            await self._engine.call(lambda api: api.rename(ref.id, adopted_name(name, lease.owner)))
+        except SubstrateError as error:
+            if is_status(error, 404, 409):
+                raise SandboxLostError("the container is gone", id=ref.id[:12]) from error
+            raise
+        channel = await self.reopen(ref)
+        self._alive.add(ref.id)
+        return channel
+
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         wanted = [RUN, *(f"{_label(name)}={value}" for name, value in labels.items())]
         found = await self._engine.call(lambda api: api.containers(all=True, filters={"label": wanted}))
@@ -313,20 +381,21 @@ class DockerSubstrate(Substrate):
         self._reopening.pop(ref.id, None)
 
     async def _remove(self, name: str) -> None:
-        """Kill and remove a container in whatever state; returns when it is gone."""
-        deadline_s = time.monotonic() + GONE_PATIENCE_S
-        while True:
-            try:
-                await self._engine.call(lambda api: api.remove_container(name, force=True, v=True))
-            except SubstrateError as error:
-                if is_status(error, 404):
+        """Kill and remove a container in whatever state, when it is its turn; returns when it is gone."""
+        async with self._removing:
+            deadline_s = time.monotonic() + GONE_PATIENCE_S
+            while True:
+                try:
+                    await self._engine.call(lambda api: api.remove_container(name, force=True, v=True))
+                except SubstrateError as error:
+                    if is_status(error, 404):
+                        return
+                    # 409: its own AutoRemove is at it.
+                    if not is_status(error, 409) or time.monotonic() > deadline_s:
+                        raise
+                else:
                     return
-                # 409: its own AutoRemove is at it.
-                if not is_status(error, 409) or time.monotonic() > deadline_s:
-                    raise
-            else:
-                return
-            await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
         _, _, events = self._opened()
@@ -346,6 +415,17 @@ class DockerSubstrate(Substrate):
                 api.connect_container_to_network(ref.id, wanted)
 
         await finish(self._engine.call(switch))
+
+    async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
+        def rename(api: Any) -> None:
+            name = api.inspect_container(ref.id)["Name"].lstrip("/")
+            api.rename(ref.id, kept_name(name, until_unix_s))
+
+        await finish(self._engine.call(rename))
+        return {"host": self._engine.endpoint.url}
+
+    async def shell(self, ref: SandboxRef, login: Login) -> Shell:
+        return await log_in(self._engine, ref.id, login)
 
     def _on_death(self, container_id: str) -> None:
         self._alive.discard(container_id)
@@ -447,6 +527,7 @@ def _ref(container: Mapping[str, Any]) -> SandboxRef:
         container["State"],
         age_s=max(0.0, time.time() - container["Created"]),
         lease_s=float(labels.get(LEASE, 0)),
+        kept_until_unix_s=kept_until(container.get("Names")),
     )
 
 

@@ -20,7 +20,18 @@ from typing import ClassVar, Literal
 
 from rayroll.errors import ClosedError, ConfigError, DiskFullError, SandboxLostError, StartTimeoutError, SubstrateError
 from rayroll.runner.build import runner_path
-from rayroll.substrates import Channel, Lease, Probe, Sandbox, SandboxRef, SandboxSpec, Substrate, SubstrateConfig
+from rayroll.substrates import (
+    Channel,
+    Lease,
+    Login,
+    Probe,
+    Sandbox,
+    SandboxRef,
+    SandboxSpec,
+    Shell,
+    Substrate,
+    SubstrateConfig,
+)
 from rayroll.substrates import _leftovers as leftovers
 from rayroll.substrates._box import Box
 from rayroll.substrates._bwrap import Bubblewrap, find
@@ -28,6 +39,8 @@ from rayroll.substrates._cache import Store, can_reach, user_cache
 from rayroll.substrates._cgroup import Cgroups
 from rayroll.substrates._ground import Ground, Site
 from rayroll.substrates._leftovers import Remains
+from rayroll.substrates._local_shell import way_in
+from rayroll.substrates._process_shell import start_shell
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._rootfs import Exporter
 from rayroll.substrates._shield import finish
@@ -123,7 +136,13 @@ class LocalSubstrate(Substrate):
         await asyncio.gather(*ending, return_exceptions=True)
         if not self._boxes:
             await self._watches.lift()
-        _abandoned.extend(process for box in self._boxes.values() if (process := box.abandon()))
+        for box in self._boxes.values():
+            process = box.abandon()
+            if process is not None and box.remains.kept_until_unix_s:
+                process.kill()  # bubblewrap, without which a runner that was left to itself lives on
+                await asyncio.to_thread(process.wait)
+            elif process is not None:
+                _abandoned.append(process)
         self._boxes.clear()
         node, self._node = self._node, None
         await node.ground.close()
@@ -244,6 +263,27 @@ class LocalSubstrate(Substrate):
         else:
             await finish(asyncio.to_thread(_remove, self._opened().base, ref.id))
 
+    async def killed_for_memory(self, ref: SandboxRef) -> bool:
+        node, box = self._opened(), self._boxes.get(ref.id)
+        if box is None or node.cgroups is None or not box.remains.cgroups:
+            return False
+        return await asyncio.to_thread(node.cgroups.killed_for_memory, ref.id)
+
+    async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
+        box = self._boxes.get(ref.id)
+        if box is None:
+            raise SandboxLostError("the sandbox is gone", id=ref.id)
+        if not box.remains.isolated:
+            raise SubstrateError("a plain process cannot be kept: it ends with its host", id=ref.id)
+        await finish(asyncio.to_thread(box.keep, until_unix_s))
+        await self._watches.look(until_unix_s)
+        return {"folder": str(self._opened().base)}
+
+    async def shell(self, ref: SandboxRef, login: Login) -> Shell:
+        remains = await asyncio.to_thread(_remains, self._opened().base, ref)
+        argv = await asyncio.to_thread(way_in, remains, login)
+        return await start_shell(argv, login.terminal, lambda: remains.state == "running")
+
     async def cause_of_death(self, ref: SandboxRef) -> str:
         box = self._boxes.get(ref.id)
         if box is not None:
@@ -275,9 +315,18 @@ _abandoned: list[subprocess.Popen[bytes]] = []
 def _refs(base: Path, labels: Mapping[str, str]) -> list[SandboxRef]:
     now_unix_s = time.time()
     return [
-        SandboxRef("local", r.id, r.run_id, r.owner, r.state, now_unix_s - r.created_unix_s, r.lease_s)
+        SandboxRef(
+            "local", r.id, r.run_id, r.owner, r.state, now_unix_s - r.created_unix_s, r.lease_s, r.kept_until_unix_s
+        )
         for r in leftovers.find(base, labels)
     ]
+
+
+def _remains(base: Path, ref: SandboxRef) -> Remains:
+    for remains in leftovers.find(base, {"run": ref.run_id}):
+        if remains.id == ref.id:
+            return remains
+    raise SandboxLostError("the sandbox is gone", id=ref.id)
 
 
 def _remove(base: Path, name: str) -> None:

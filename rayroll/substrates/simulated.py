@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,13 +88,12 @@ class SimulatedSubstrate(Substrate):
         return Sandbox(ref, peer.open(), "cold" if was_absent else "cached", phases_s)
 
     async def _start(self, peer: Peer, clock: Clock, spec: SandboxSpec) -> tuple[dict[str, float], bool]:
-        image = spec.image or (spec.environment.digest if spec.environment else "plain")
+        image = _image(spec)
         was_absent = image not in self._images
         phases_s: dict[str, float] = {}
         if was_absent:
             start_s = clock.time()
-            await self._pulling(image, lambda: _sleep(clock, peer.draw_s("pull")))
-            self._images.add(image)
+            await self._pull(image, clock, peer.draw_s("pull"))
             phases_s["pull"] = clock.time() - start_s
         for phase in ("create", "boot"):
             start_s = clock.time()
@@ -102,6 +102,22 @@ class SimulatedSubstrate(Substrate):
             if phase == "create" and peer.fails_to_start():
                 raise SubstrateError("the simulated node could not make a sandbox", profile=self.config.profile)
         return phases_s, was_absent and self._profile.pull.median_s > 0
+
+    async def _pull(self, image: str, clock: Clock, took_s: float) -> None:
+        await self._pulling(image, lambda: _sleep(clock, took_s))
+        self._images.add(image)
+
+    def image_of(self, spec: SandboxSpec) -> str | None:
+        return _image(spec) if self._profile.pull.median_s > 0 else None
+
+    async def images(self) -> frozenset[str]:
+        return frozenset(self._images)
+
+    async def fetch(self, spec: SandboxSpec) -> bool:
+        if (image := _image(spec)) not in self._images:
+            took_s = self._profile.pull.sample_s(random.Random(f"{self.config.seed} {image}"))
+            await self._pull(image, self._clock or asyncio.get_running_loop(), took_s)
+        return True
 
     def _bury(self, id: str) -> None:
         self._causes[id] = self._entries.pop(id).peer.cause
@@ -133,6 +149,10 @@ class SimulatedSubstrate(Substrate):
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         if ref.id not in self._entries:
             raise ConfigError("no such sandbox", id=ref.id)
+
+
+def _image(spec: SandboxSpec) -> str:
+    return spec.image or (spec.environment.digest if spec.environment else "plain")
 
 
 async def _sleep(clock: Clock, seconds: float) -> None:

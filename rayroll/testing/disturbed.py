@@ -19,17 +19,20 @@ from rayroll.errors import SubstrateError
 from rayroll.substrates import (
     Channel,
     Lease,
+    Login,
     Probe,
     Receiver,
     Sandbox,
     SandboxRef,
     SandboxSpec,
+    Shell,
     Substrate,
     SubstrateConfig,
     load,
 )
+from rayroll.substrates._shield import finish
 
-__all__ = ["DISTURB", "Disturbed", "DisturbedConfig"]
+__all__ = ["DISTURB", "Disturbed", "DisturbedConfig", "DisturbedMovable"]
 
 DISTURB = "RAYROLL_DISTURB"
 """Variable of a task's environment with fields of the config, in JSON, for its sandboxes alone."""
@@ -52,6 +55,10 @@ class DisturbedConfig(SubstrateConfig):
     back_s: float = 0.0
     """Delay on the way back of what follows such a message."""
     mark: str = ""
+    create_waits_for: Path | None = None
+    """A file without which ``create`` does not return, although the real sandbox is there."""
+    destroy_waits_for: Path | None = None
+    """The same for ``destroy``, although the real sandbox is gone."""
     creates_that_fail: int = 0
     """So many first creates raise, after the real sandbox was made; it is destroyed again, as the contract asks."""
     destroys_that_fail: int = 0
@@ -103,6 +110,11 @@ class Disturbed(Substrate):
         sandbox = await self.inner.create(spec, lease)
         self._own[sandbox.ref.id] = own
         self._note("create", sandbox.ref)
+        try:
+            await _appears(own.create_waits_for)
+        except BaseException:
+            await finish(self.inner.destroy(sandbox.ref))
+            raise
         if self._creates_left:
             self._creates_left -= 1
             await self.inner.destroy(sandbox.ref)
@@ -125,7 +137,9 @@ class Disturbed(Substrate):
             self._destroys_left -= 1
             raise SubstrateError("this destroy was told to fail", id=ref.id)
         await self.inner.destroy(ref)
-        await asyncio.sleep(self._own.pop(ref.id, self.config).destroy_s)
+        own = self._own.pop(ref.id, self.config)
+        await asyncio.sleep(own.destroy_s)
+        await _appears(own.destroy_waits_for)
         self._note("destroy", ref)
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
@@ -133,8 +147,17 @@ class Disturbed(Substrate):
             return self.config.cause
         return await self.inner.cause_of_death(ref)
 
+    async def killed_for_memory(self, ref: SandboxRef) -> bool:
+        return await self.inner.killed_for_memory(ref)
+
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         await self.inner.set_network(ref, enabled)
+
+    async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
+        return await self.inner.keep(ref, until_unix_s)
+
+    async def shell(self, ref: SandboxRef, login: Login) -> Shell:
+        return await self.inner.shell(ref, login)
 
     def _note(self, word: str, ref: SandboxRef) -> None:
         if word == "create":
@@ -142,6 +165,20 @@ class Disturbed(Substrate):
         if self.config.ledger is not None:
             with self.config.ledger.open("a") as file:
                 file.write(f"{word} {ref.id}\n")
+
+
+class DisturbedMovable(Disturbed):
+    """The same around one whose sandboxes another process can take over."""
+
+    kind: ClassVar[str] = "disturbed-movable"
+
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        return self._around(await self.inner.adopt(ref, lease), self._own.get(ref.id, self.config))
+
+
+async def _appears(path: Path | None) -> None:
+    while path is not None and not Path(path).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+        await asyncio.sleep(0.02)
 
 
 class DisturbedChannel(Channel):

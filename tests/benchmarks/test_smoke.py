@@ -23,7 +23,7 @@ def last_line(script: str, *arguments: str) -> dict[str, Any]:
         text=True,
         timeout=280,
         check=False,
-        env={**os.environ, "RAY_DEDUP_LOGS": "0"},
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_DEDUP_LOGS": "0"},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -71,6 +71,23 @@ def test_one_host_and_an_actor_per_env_are_measured_and_checked() -> None:
     assert 0 <= line["real"]["loop_lag_p50_ms"] <= line["real"]["loop_lag_p99_ms"]
 
 
+def test_the_scheduler_settles_every_rollout_and_its_policies_are_compared() -> None:
+    line = last_line("scheduler_scale.py")
+    assert (line["slots"], line["rollouts"]) == (500, 4_000)
+    assert line["wall_s"] > 0
+    assert line["reached"] > 4_000 * 2 * line["turns"]
+    compared: dict[str, set[str]] = {compares: set() for compares in ("starts", "pool", "spares")}
+    for cell in line["policies"]:
+        assert cell["start_p50_s"] > 0 or cell["hit_rate"] > 0.5, cell
+        assert 0 < cell["wait_p50_s"] <= cell["wait_p95_s"] < cell["makespan_s"]
+        compared[cell["compares"]].add(cell["policy"])
+    assert {"adaptive", "fixed 1", "fixed 64"} < compared["starts"]
+    assert "no pool" in compared["pool"] and len(compared["pool"]) > 1
+    assert compared["spares"] == {"never", "start", "group"}
+    # Which policy wins is the full run's to say; that an unlimited start storm is none is not a matter of size.
+    assert max(line["adaptive_over_best_fixed"].values()) < 1.5
+
+
 @pytest.mark.parametrize("script", ["step_overhead.py", "host_scale.py"])
 def test_a_wrong_option_is_refused_with_what_is_known(script: str) -> None:
     done = subprocess.run(
@@ -81,3 +98,31 @@ def test_a_wrong_option_is_refused_with_what_is_known(script: str) -> None:
     )
     assert done.returncode == 2
     assert "dokcer" in done.stderr
+
+
+def test_many_environments_as_one_are_measured_beside_gymnasiums_own_way() -> None:
+    use_testbed()
+    check("docker")
+    line = last_line("vector.py")
+    assert line["rayroll_steps_per_s"] > 0 < line["async_vector_steps_per_s"]
+    assert len(line["rounds"]) == len(line["single_ms"]) == 2
+    assert isinstance(line["added_ms"], float)
+
+
+def test_starts_at_once_are_measured_with_every_limit() -> None:
+    use_testbed()
+    check("docker")
+    line = last_line("starts.py")
+    assert {arm["name"] for arm in line["arms"]} == {"adaptive", "fixed 2"}
+    assert line["failures"] == 0 and line["adaptive_s"] > 0
+
+
+@pytest.mark.xfail(
+    reason="known: a host's death now and then leaves one local folder; see benchmarks/LOG.md", strict=False
+)
+def test_a_run_under_random_faults_leaks_loses_and_invents_nothing() -> None:
+    check("local")
+    line = last_line("soak.py")
+    assert (line["leaks"], line["lost"], line["invented"]) == (0, 0, 0)
+    for run in line["runs"].values():
+        assert run["faults"]["host-killed"] >= 1 and run["error"] == ""

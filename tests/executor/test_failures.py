@@ -37,7 +37,8 @@ class Saboteur:
             self._done = True
             await self._deed(turn)
             return Act(self._command)
-        return Act(["echo 42 > answer.txt", "true", "true"][turn.index]) if turn.index < 3 else Act(submit=True)
+        first = "echo 42 > answer.txt; sleep 600 > /dev/null &"  # what ``sandbox_of`` finds it by
+        return Act([first, "true", "true"][turn.index]) if turn.index < 3 else Act(submit=True)
 
 
 async def played(executor: Executor, policy: Any, tasks: list[Task] | None = None, **options: Any) -> list[Rollout]:
@@ -46,13 +47,17 @@ async def played(executor: Executor, policy: Any, tasks: list[Task] | None = Non
 
 
 async def sandbox_of(executor: Executor, turn: Turn) -> leftovers.Remains:
-    """The local sandbox of a turn's rollout: the one that was born with its seed."""
+    """The local sandbox of a turn's rollout: the one in which a command runs that has its seed."""
 
     def look() -> leftovers.Remains:
-        for remains in leftovers.find(leftovers.base_dir(), {"run": executor.run_id}):
-            environ = Path(f"/proc/{remains.pid}/environ").read_bytes() if remains.pid else b""
-            if f"RAYROLL_SEED={turn.seed}\0".encode() in environ:
-                return remains
+        sandboxes = {r.pid: r for r in leftovers.find(leftovers.base_dir(), {"run": executor.run_id})}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                pid = int(path.parent.name) if f"RAYROLL_SEED={turn.seed}\0".encode() in path.read_bytes() else 0
+                while pid > 1:
+                    if pid in sandboxes:
+                        return sandboxes[pid]
+                    pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         raise AssertionError("no such sandbox")
 
     return await asyncio.to_thread(look)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,11 +52,11 @@ async def test_commands_state_files_and_killing(emulated: Path, namespaces: None
         assert (r.output, r.exit_code) == ("out\nerr\n", 7)
         assert (await box.sh("kill -9 $$", timeout_s=60)).exit_code == 137
         assert (await box.sh("nosuchcmd-rr", timeout_s=60)).exit_code == 127
-        r = await box.sh(
-            "echo before; sleep 98761111 & env -i setsid sleep 98761111; echo no", timeout_s=1.5, grace_s=0.2
-        )
+        mark = str(10_000_000 + secrets.randbelow(10_000_000))  # another run's may be there
+        r = await box.sh(f"echo before; sleep {mark} & env -i setsid sleep {mark}; echo no", timeout_s=1.5, grace_s=0.2)
         assert (r.output, r.timed_out) == ("before\n", True)
-        assert await box.running("98761111") == 0
+        while await box.running(mark):  # the emulator takes a moment to die
+            pass
         data = os.urandom(1 << 20)
         await box.client.write_file("/tmp/d/f", data, mode=0o640)
         assert (box.folder / "d/f").read_bytes() == data == await box.client.read_file("/tmp/d/f")

@@ -59,7 +59,7 @@ async def test_a_payload_that_is_no_list_of_fields_is_refused(payload: str) -> N
         await alive(host)
 
 
-@pytest.mark.parametrize("type", [0, 14, 63, 64, FrameType.RESULT, 255])
+@pytest.mark.parametrize("type", [0, 16, 63, 64, FrameType.RESULT, 255])
 async def test_an_unknown_type_is_refused(type: int) -> None:
     async with peer() as host:
         await host.hello()

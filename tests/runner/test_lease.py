@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from runner.live import Peer, children, peer, sandbox, started, until
@@ -47,6 +48,18 @@ async def test_any_frame_renews_it_and_hello_sets_it() -> None:
         assert host.box.process.returncode is None
         async with asyncio.timeout(20):
             await host.box.process.wait()
+
+
+async def test_a_lease_with_a_duration_lets_it_outlive_who_started_it_for_that_long() -> None:
+    async with sandbox(lease_s=5.0) as box:
+        await box.sh("sleep 98765445 &")
+        (runner,) = children(box.pid)
+        await box.client.leave(2.0)
+        box.process.kill()  # bubblewrap, which was told to take the runner along
+        await box.process.wait()
+        assert await box.running("sleep\x0098765445") == 1
+        await until(lambda: not Path(f"/proc/{runner}").exists())
+        assert await box.running("sleep\x0098765445") == 0
 
 
 async def test_frames_of_an_older_host_do_not_renew_it() -> None:

@@ -7,12 +7,13 @@ import hashlib
 import os
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from runner.live import Box, Peer, Pipe, binary, started, until
 
-from rayroll.errors import CallerError, SandboxLostError, StartTimeoutError
-from rayroll.runner.client import RunnerClient
+from rayroll.errors import CallerError, ClosedError, SandboxLostError, StartTimeoutError
+from rayroll.runner.client import NUMBERED_FROM, RunnerClient
 from rayroll.runner.protocol import FrameType, Tag, decode_fields, encode_fields, number, numbers
 
 pytestmark = pytest.mark.usefixtures("namespaces")
@@ -344,3 +345,79 @@ async def test_a_refusal_is_found_behind_an_older_streams_bytes() -> None:
         host.pipe.write(encode_fields({Tag.NONCE: b"junk"})[:7])
         host.say_hello(epoch=3)
         assert (await host.fields(FrameType.REFUSED))[Tag.CODE] == b"epoch"
+
+
+async def resumed(box: Box, dead: RunnerClient, *, under_way: int | None = None) -> RunnerClient:
+    """The client after one that is gone; nobody has told the runner that it is."""
+    return await RunnerClient.connect(await box.connect(), resume=replace(dead.resume(), under_way=under_way))
+
+
+async def test_a_client_that_resumes_gets_what_was_under_way_and_it_runs_once() -> None:
+    async with started(*SOCKET) as box:
+        first = box.client = await RunnerClient.connect(box.pipe)
+        lost = asyncio.create_task(
+            first.exec(
+                "echo ran >> /tmp/log; while [ ! -e /tmp/go ]; do sleep 0.01; done; exit 4", number=NUMBERED_FROM
+            )
+        )
+        await until((box.folder / "log").exists)
+        second = await resumed(box, first, under_way=NUMBERED_FROM)
+        (box.folder / "go").touch()
+        r = await second.exec("this is not run", number=NUMBERED_FROM)
+        assert (r.exit_code, (box.folder / "log").read_text()) == (4, "ran\n")
+        assert (await second.exec("echo next", number=NUMBERED_FROM + 1)).output == "next\n"
+        await second.close()
+        await first.close()
+        with pytest.raises((ClosedError, SandboxLostError)):
+            await lost
+
+
+async def test_a_result_is_kept_until_its_client_has_had_time_to_pass_it_on() -> None:
+    async with started(*SOCKET) as box:
+        first = box.client = await RunnerClient.connect(box.pipe)
+        await first.exec("echo ran >> /tmp/log; exit 5", number=NUMBERED_FROM)
+        first._send_renewal()  # in time for the lease, too early to say that the result has arrived
+        second = await resumed(box, first, under_way=NUMBERED_FROM)
+        r = await second.exec("this is not run", number=NUMBERED_FROM)
+        assert (r.exit_code, (box.folder / "log").read_text()) == (5, "ran\n")
+        await second.close()
+        await first.close()
+
+
+async def test_what_the_runner_never_got_is_run_for_the_client_that_resumes() -> None:
+    async with started(*SOCKET) as box:
+        first = box.client = await RunnerClient.connect(box.pipe)
+        await box.sh("cd /tmp; export K=v")
+        second = await resumed(box, first, under_way=NUMBERED_FROM)
+        third = await resumed(box, second)  # and once more
+        assert (await third.exec('echo "$K $(pwd)"', number=NUMBERED_FROM)).output == "v /tmp\n"
+        for client in (third, second, first):
+            await client.close()
+
+
+async def test_what_nobody_asks_for_again_is_ended_for_the_client_that_resumes() -> None:
+    async with started(*SOCKET) as box:
+        first = box.client = await RunnerClient.connect(box.pipe)
+        lost = asyncio.create_task(first.exec("sleep 98765433"))
+        while not await box.running("sleep\x0098765433"):
+            pass
+        second = await resumed(box, first)
+        assert (await second.exec("echo next")).output == "next\n"
+        while await box.running("sleep\x0098765433"):
+            pass
+        await second.close()
+        await first.close()
+        with pytest.raises((ClosedError, SandboxLostError)):
+            await lost
+
+
+async def test_another_runner_is_not_taken_for_the_one_to_be_resumed() -> None:
+    async with started(*SOCKET) as box, started(*SOCKET) as other:
+        first = box.client = await RunnerClient.connect(box.pipe)
+        other.client = await RunnerClient.connect(other.pipe)
+        stolen = replace(other.client.resume(), instance=first.resume().instance)
+        with pytest.raises(SandboxLostError, match="another runner"):
+            await RunnerClient.connect(await other.connect(), resume=stolen)
+        assert first.resume().key.hex() not in repr(first.resume())
+        await other.client.close()
+        await first.close()

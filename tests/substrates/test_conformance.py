@@ -32,7 +32,9 @@ PYTHONS = ("pythons_input_raises_at_once", "a_timeout_reaches_what_python_starte
 use_testbed()
 
 TestLocal = pytest.mark.local(conformance.suite(LocalConfig(), promises=LIMITED if os.geteuid() == 0 else ISOLATED))
-TestDocker = pytest.mark.docker(conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS)))
+TestDocker = pytest.mark.docker(
+    conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS, Capability.ADOPT))
+)
 
 # The same runner and the same engine, so only what depends on the image: its shell, its tools, its user, its root.
 OF_THE_SHELL = ("commands", "output", "files", "state", "kill", "grading")

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import docker as docker_py
+import little
 import pytest
 from requirements import needs, use_testbed
 
 from rayroll.errors import ConfigError, ImageError, SandboxLostError, TaskError
 from rayroll.runner.client import RunnerClient
+from rayroll.session import Client
 from rayroll.substrates import Lease, Sandbox, SandboxSpec
 from rayroll.substrates import _endpoint as endpoints
-from rayroll.substrates.docker import DockerConfig, DockerSubstrate
+from rayroll.substrates.docker import MOST_REMOVALS, DockerConfig, DockerSubstrate
 from rayroll.substrates.local import LocalConfig, LocalSubstrate
 from rayroll.types import FileTree
 
@@ -251,6 +254,20 @@ async def test_a_cancelled_create_leaves_nothing(docker: DockerSubstrate, lease:
                 await docker.destroy(sandbox.ref)
                 raise TimeoutError  # it was faster
         assert await docker.list({"run": lease.run_id}) == []
+
+
+async def test_however_many_sessions_close_at_once_the_engine_has_few_removals_under_way(api: Any) -> None:
+    since = int(time.time())
+    async with Client("docker") as client:
+        sessions = [client.open(little.task()) for _ in range(12)]
+        await asyncio.gather(*(session.booted() for session in sessions))
+    query = {"since": since, "until": int(time.time()) + 1, "filters": {"label": f"rayroll.run={client.run_id}"}}
+    told = await asyncio.to_thread(lambda: [event["Action"] for event in api.events(**query, decode=True)])
+    told = told[len(told) - told[::-1].index("start") :]
+    # A kill begins a removal. Nobody died otherwise.
+    under_way = [told[:end].count("kill") - told[:end].count("destroy") for end in range(len(told) + 1)]
+    assert told.count("kill") == told.count("die") == told.count("destroy") == 12
+    assert max(under_way) <= MOST_REMOVALS
 
 
 # images

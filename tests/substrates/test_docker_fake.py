@@ -21,7 +21,7 @@ from rayroll.errors import (
     TaskError,
 )
 from rayroll.substrates import Lease, SandboxSpec
-from rayroll.substrates.docker import DockerConfig, DockerSubstrate
+from rayroll.substrates.docker import MOST_REMOVALS, DockerConfig, DockerSubstrate
 from rayroll.types import FileTree
 
 LEASE = Lease("run-1", "host-1", 5.0)
@@ -380,19 +380,18 @@ async def test_memory_folders_larger_than_the_memory_are_refused(engine: FakeEng
 
 
 async def test_no_more_than_max_starting_are_started_at_once(engine: FakeEngine) -> None:
-    running = [0, 0]
-
-    async def slow(call: Call) -> None:
-        running[0] += 1
-        running[1] = max(running)
-        await asyncio.sleep(0.01)
-        running[0] -= 1
-
-    engine.before.append((r"POST /containers/rayroll-\w+/start", slow))
+    running = _at_once(engine, r"POST /containers/rayroll-\w+/start")
     async with DockerSubstrate(DockerConfig(host=engine.host, max_starting=3)) as docker:
         sandboxes = await asyncio.gather(*(docker.create(SPEC, LEASE) for _ in range(12)))
         await asyncio.gather(*(docker.destroy(sandbox.ref) for sandbox in sandboxes))
-    assert running[1] == 3
+    assert max(running) == 3
+
+
+async def test_however_many_are_closed_few_are_removed_at_once(engine: FakeEngine, docker: DockerSubstrate) -> None:
+    removed = _at_once(engine, r"DELETE /containers/")
+    sandboxes = await asyncio.gather(*(docker.create(SPEC, LEASE) for _ in range(24)))
+    await asyncio.gather(*(docker.destroy(sandbox.ref) for sandbox in sandboxes))
+    assert max(removed) == MOST_REMOVALS and engine.containers == {}
 
 
 # helpers
@@ -411,6 +410,22 @@ def _sized(engine: FakeEngine, size_bytes: int) -> Any:
         return (200, {**IMAGE, "Size": size_bytes}) if name in engine.images else None
 
     return hook
+
+
+def _at_once(engine: FakeEngine, pattern: str) -> list[int]:
+    """How many calls of that kind were under way when each began; they take a moment."""
+    seen: list[int] = []
+    under_way = 0
+
+    async def slow(call: Call) -> None:
+        nonlocal under_way
+        under_way += 1
+        seen.append(under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+
+    engine.before.append((pattern, slow))
+    return seen
 
 
 def _gate(engine: FakeEngine, pattern: str, *, sandboxes_only: bool = False) -> tuple[asyncio.Event, asyncio.Event]:

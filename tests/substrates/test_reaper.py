@@ -18,6 +18,7 @@ from requirements import check
 
 from rayroll.substrates import Substrate, load
 from rayroll.substrates import _leftovers as leftovers
+from rayroll.substrates._reaper import adopted_name, is_owned, kept_name, kept_until
 from rayroll.substrates._reaping import Reaper
 
 LEASE_S = 1.0
@@ -112,6 +113,15 @@ def test_it_is_small_and_nobodys_child(tmp_path: Path) -> None:
     assert int(status["VmRSS"].split()[0]) < 30_000
     reaper.forget("one", "holder")
     reaper.close()
+
+
+def test_a_containers_name_says_until_when_it_is_kept_and_whose_it_is() -> None:
+    adopted = adopted_name("rayroll-ab12", "host-2")
+    name = kept_name(adopted, 1000.2)
+    assert (kept_until([f"/{name}"]), kept_until([f"/{adopted}"]), kept_until(None)) == (1001.0, 0.0, 0.0)
+    assert kept_until([f"/{kept_name('rayroll-ab12', 7.0)}"]) == 7.0
+    container = {"Names": [f"/{name}"], "Labels": {"rayroll.owner": "host-1"}}
+    assert (is_owned(container, "host-1"), is_owned(container, "host-2")) == (False, True)
 
 
 # helpers

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from rayroll._live import start
 from rayroll.errors import ConfigError, SandboxFileError, SandboxLostError, StartTimeoutError, SubstrateError
 from rayroll.runner.client import RunnerClient
 from rayroll.substrates import Lease, SandboxSpec
 from rayroll.substrates.simulated import Draw, Profile, Script, SimulatedConfig, SimulatedSubstrate
+from rayroll.timing import Recorder
 
 LEASE = Lease("run-1", "host-1", 30.0)
 
@@ -148,6 +150,22 @@ def test_equal_seeds_take_equal_times_on_a_clock_of_their_own() -> None:
 def test_a_wrong_profile_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'docker-like'"):
         SimulatedConfig.parse({"profile": "docker_like"})
+
+
+async def test_the_sandboxes_of_a_host_that_is_gone_do_not_all_end_at_once() -> None:
+    clock, lived_s = JumpingClock(), []
+    async with SimulatedSubstrate(SimulatedConfig(), clock=clock) as simulated:
+        jumping = asyncio.ensure_future(clock.jump())
+        for _ in range(30):
+            live = await start(simulated, SandboxSpec(), LEASE, Recorder(), hello_timeout_s=5.0)
+            await live.runner.close()  # it renews nothing any more
+            began_s = clock.now_s
+            while await simulated.list({}):  # noqa: ASYNC110 - its lease
+                await asyncio.sleep(0)
+            lived_s.append(clock.now_s - began_s)
+        jumping.cancel()
+    assert LEASE.duration_s <= min(lived_s) and max(lived_s) <= 2 * LEASE.duration_s
+    assert max(lived_s) - min(lived_s) > LEASE.duration_s / 2
 
 
 def hours(profile: str, seed: int) -> float:

@@ -26,13 +26,18 @@ struct fault { int error; char where[256]; };
 bool fault_at(struct fault *f, int error, const char *where); /* false, always: to be returned */
 
 /* What a worker says at its end, in one write. */
-struct worker_status { int error; bool is_user; u64 count; u8 sha256[32]; char where[256]; };
+struct worker_status { int error; bool is_user; u64 count, repaired; u8 sha256[32]; char where[256]; };
 
-/* Type is F_PUT, F_GET or F_DIGEST; `who` where it is known already. -1 with errno. Both ends are non-blocking. */
+/* Type is F_PUT, F_GET, F_DIGEST, F_BASELINE or F_RESET; `who` where it is known already. -1 with errno. Both ends are non-blocking. */
 pid_t worker_start(u8 type, struct bytes request, const struct user *who, int *data_fd, int *status_fd);
 
 bool put_stream(int from, const char *base, u64 *count, struct fault *f);
+bool remove_tree(int dir, const char *name, int depth); /* whatever is there; nothing there is fine; false with errno */
 void put_abandon(void); /* remove the half-written file, if there is one; a signal handler may call it */
+
+struct names { char **items; size_t n; };
+bool names_in(int dir, struct names *names); /* of a folder, in byte order; false with errno */
+void names_free(struct names *names);
 
 struct walk {
     int to; /* where entries go; -1: into the digest only */

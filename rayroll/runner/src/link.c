@@ -193,14 +193,19 @@ static void handle(struct link *l, u8 type, u16 of_epoch, u32 id, struct bytes p
     if (of_epoch != epoch) return refuse(l, of_epoch, id, "epoch", "a later host has said hello");
     lease_renew();
     switch (type) {
-    case F_LEASE: link_send(F_LEASE_OK, id, (struct bytes){NULL, 0}); break;
+    case F_LEASE:
+        if (field_num(payload, T_LEASE_MS, 0)) lease_entrust(field_ns(payload, T_LEASE_MS, 0));
+        link_send(F_LEASE_OK, id, (struct bytes){NULL, 0});
+        break;
     case F_EXEC:
     case F_PUT:
     case F_GET:
-    case F_DIGEST: request_start(type, id, payload); break;
+    case F_DIGEST:
+    case F_BASELINE: request_start(type, id, payload); break;
     case F_DATA: request_data(id, payload); break;
     case F_END: request_data_end(id); break;
     case F_KILL_ALL: requests_kill_all(id); break;
+    case F_RESET: requests_reset(id, payload); break;
     case F_CANCEL: request_cancel(id); break;
     case F_ACK: request_ack(id); break;
     case F_CREDIT: {

@@ -1,10 +1,15 @@
 /* The runner: `serve` is what lives in a sandbox; the other words are its helpers. */
 #include "main.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/audit.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +45,11 @@ static u64 lease_ns = 60ull * 1000000000, lease_deadline_ns;
 void lease_set(u64 duration_ns) {
     if (duration_ns) lease_ns = duration_ns;
     lease_renew();
+}
+
+void lease_entrust(u64 duration_ns) {
+    lease_set(duration_ns);
+    prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0); /* bwrap --die-with-parent: we shall outlive the host that started it */
 }
 
 void lease_renew(void) { lease_deadline_ns = now_ns() + lease_ns; }
@@ -99,6 +109,32 @@ static void drop_capabilities(void) {
     }
     if (known) syscall(SYS_capset, &header, sets);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+}
+
+/* The kernel's keyrings outlive every process of a sandbox, and a key can be hidden from whoever looks for it: as Docker
+ * does, nobody has any. All that is asked for is a number, so the kernel decides once per system call, not each time. */
+static void refuse_keys(void) {
+#if defined __x86_64__
+    enum { FIRST = 248, OLDER = AUDIT_ARCH_I386, OLDER_FIRST = 286, X32 = 0x40000000 };
+#else
+    enum { FIRST = 217, OLDER = AUDIT_ARCH_ARM, OLDER_FIRST = 309, X32 = 0 };
+#endif
+    /* add_key, request_key and keyctl have numbers in a row, on each of them */
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OLDER, 4, 0),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, ~(u32)X32),
+        BPF_STMT(BPF_ALU | BPF_SUB | BPF_K, FIRST),
+        BPF_JUMP(BPF_JMP | BPF_JA, 2, 0, 0),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_STMT(BPF_ALU | BPF_SUB | BPF_K, OLDER_FIRST),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 3, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0); /* a reset sees whether it holds */
 }
 
 /* --- the socket that `runner connect` comes to --- */
@@ -164,6 +200,7 @@ static void prepare(void) {
     is_init = getpid() == 1;
     had_shell = find_shell() != NULL;
     drop_capabilities();
+    if (is_init) refuse_keys();
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     take_signals();
     states_start();

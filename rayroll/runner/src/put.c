@@ -222,7 +222,7 @@ static int open_to_empty(int dir, const char *name) {
     return opened ? openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
 }
 
-static bool remove_tree(int dir, const char *name, int depth) {
+bool remove_tree(int dir, const char *name, int depth) {
     if (unlinkat(dir, name, 0) == 0 || errno == ENOENT || errno == ENOTDIR) return true;
     if (errno != EISDIR && errno != EPERM) return false;
     if (unlinkat(dir, name, AT_REMOVEDIR) == 0) return true;

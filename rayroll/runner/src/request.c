@@ -147,8 +147,8 @@ void request_child_died(pid_t pid) {
         if (r->transfer.worker == pid) r->transfer.worker = -1; /* its pipes tell the rest */
 }
 
-void requests_kill_all(u32 id) {
-    u64 ended = 0;
+/* False: something could not be killed, and the request was answered. */
+static bool end_all(u32 id, u64 *ended) {
     for (struct request *r = oldest, *next; r; r = next) {
         next = r->newer;
         if (r->phase == QUEUED) request_cancel(r->id); /* before anything ends, or it would start then */
@@ -158,18 +158,39 @@ void requests_kill_all(u32 id) {
     for (struct request *r = oldest, *next; r; r = next) {
         next = r->newer;
         if (r->phase != RUNNING) continue;
-        ended++;
+        ++*ended;
         if (r->type == F_EXEC) command_killed(r);
         else transfer_killed(r);
     }
     if (!all_dead) {
         link_error(id, "unkillable", EBUSY, "a process in the sandbox cannot be killed");
-        return;
+        return false;
     }
+    return true;
+}
+
+void requests_kill_all(u32 id) {
+    u64 ended = 0;
+    if (!end_all(id, &ended)) return;
     struct buf reply = {0};
     put_num(&reply, T_COUNT, ended);
     link_send(F_RESULT, id, bytes_of(&reply));
     buf_free(&reply);
+}
+
+void requests_reset(u32 id, struct bytes payload) {
+    u64 ended = 0;
+    struct request *r = find(id);
+    if (r && r->phase >= SENDING) return; /* asked for again, and done */
+    if (!is_init) {
+        link_error(id, "unkillable", EBUSY, "only as PID 1 of its own namespace the runner knows that nothing is left");
+        return;
+    }
+    if (!end_all(id, &ended)) return;
+    if ((r = find(id))) forget(r); /* its worker has just been killed */
+    for (r = oldest; r; r = r->newer) r->command.state = NULL;
+    states_forget();
+    request_start(F_RESET, id, payload);
 }
 
 /* --- a host comes back --- */

@@ -64,6 +64,7 @@ void request_ack(u32 id);
 void request_data(u32 id, struct bytes data);
 void request_data_end(u32 id);
 void requests_kill_all(u32 id);
+void requests_reset(u32 id, struct bytes payload); /* the same, then the way back to the baseline */
 void requests_rewind(struct bytes pending, struct buf *known); /* a new hello: send again, forget what nobody awaits */
 
 /* --- what the loop calls --- */

@@ -244,6 +244,18 @@ void states_start(void) {
     state_new(NULL);
 }
 
+void states_forget(void) {
+    while (state_count) {
+        struct state *s = states[--state_count];
+        free(s->user);
+        free(s->cwd);
+        buf_free(&s->env);
+        close_fd(&s->mark.text_fd);
+        free(s);
+    }
+    state_new(NULL);
+}
+
 struct state *state_find(const char *user) {
     if (one_shot) user = NULL; /* one request, one file of state */
     for (int i = 0; i < state_count; i++)

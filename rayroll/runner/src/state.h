@@ -70,6 +70,7 @@ struct state {
 extern struct state born; /* as it was before any command */
 void states_start(void);
 struct state *state_of(const char *user);   /* made where there is none; NULL: too many users */
+void states_forget(void);                   /* back to what was born: nothing was run */
 struct state *state_find(const char *user); /* NULL: there is none */
 void state_identify(struct state *s, const struct user *who); /* its first command has run */
 bool state_apply(struct state *s, struct bytes delta); /* false: it would be too large, and is as it was */

@@ -43,7 +43,8 @@ static void on_status(void *owner, short events) {
     bool whole = n == (ssize_t)sizeof status;
     if (whole && !status.error) {
         put_num(&r->reply.fields, T_COUNT, status.count);
-        if (r->type == F_DIGEST) put_bytes(&r->reply.fields, T_SHA256, status.sha256, sizeof status.sha256);
+        if (r->type == F_BASELINE || r->type == F_RESET) put_num(&r->reply.fields, T_REPAIRED, status.repaired);
+        if (r->type != F_PUT && r->type != F_GET) put_bytes(&r->reply.fields, T_SHA256, status.sha256, sizeof status.sha256);
         t->status_known = true;
         if (r->type == F_GET && !t->data_ended) { /* its last bytes are still in the pipe: they end it */
             close_watched(&t->status);
@@ -55,7 +56,7 @@ static void on_status(void *owner, short events) {
     close_ends(t);
     if (!whole) return transfer_killed(r);
     char reason[sizeof status.where + 100];
-    snprintf(reason, sizeof reason, "%s: %.*s", status.error == EXDEV ? "it leads out of its folder" : strerror(status.error),
+    snprintf(reason, sizeof reason, "%s: %.*s", status.error == EXDEV ? "it leads out of its folder" : status.error == EUCLEAN ? "not clean" : strerror(status.error),
              (int)sizeof status.where, status.where);
     request_fail(r, status.error == EPERM && status.is_user ? "user" : "file", status.error, status.is_user ? status.where : reason);
 }

@@ -67,17 +67,29 @@ static bool walk_one(struct walker *k, int dir, const char *leaf, const char *na
 
 static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-struct names { char **items; size_t n; };
-
-static struct names list(DIR *listing) {
+bool names_in(int dir, struct names *names) {
     struct names l = {0};
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* closedir closes what it read from */
+    DIR *listing = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!listing) {
+        close_fd(&fd);
+        return false;
+    }
     for (struct dirent *e; (e = readdir(listing));) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         if ((l.n & (l.n - 1)) == 0) l.items = xrealloc(l.items, (l.n ? 2 * l.n : 1) * sizeof *l.items);
         l.items[l.n++] = xstrdup(e->d_name);
     }
+    closedir(listing);
     if (l.n) qsort(l.items, l.n, sizeof *l.items, by_bytes);
-    return l;
+    *names = l;
+    return true;
+}
+
+void names_free(struct names *names) {
+    for (size_t i = 0; i < names->n; i++) free(names->items[i]);
+    free(names->items);
+    *names = (struct names){0};
 }
 
 static char *joined(const char *folder, const char *leaf) {
@@ -91,23 +103,21 @@ static char *joined(const char *folder, const char *leaf) {
 
 static bool walk_children(struct walker *k, int dir, const char *leaf, const char *name, int depth) {
     int fd = openat(dir, leaf, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (*name ? O_NOFOLLOW : 0));
-    DIR *listing = fd >= 0 ? fdopendir(fd) : NULL;
-    if (!listing) {
+    struct names names;
+    if (fd < 0 || !names_in(fd, &names)) {
         int error = errno;
         close_fd(&fd);
         if (*name && (error == EACCES || error == ENOENT || error == ENOTDIR || error == ELOOP)) return true; /* its entry stands */
         return fault_at(k->f, error, *name ? name : leaf);
     }
-    struct names names = list(listing);
     bool ok = depth < DEPTH_MOST || fault_at(k->f, ENAMETOOLONG, name); /* deeper than a digest could be trusted to see */
     for (size_t i = 0; i < names.n; i++) {
         char *child = joined(name, names.items[i]);
         if (ok && !is_excluded(k->w, child)) ok = walk_one(k, fd, names.items[i], child, false, depth + 1);
         free(child);
-        free(names.items[i]);
     }
-    free(names.items);
-    closedir(listing);
+    names_free(&names);
+    close(fd);
     return ok;
 }
 

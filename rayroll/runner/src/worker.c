@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "baseline.h"
 #include "files.h"
 #include "system.h"
 #include "wire.h"
@@ -39,7 +40,7 @@ static bool become(struct bytes request, const struct user *who, struct worker_s
     return false;
 }
 
-static _Noreturn void work(u8 type, struct bytes request, const struct user *who, int data, int status_fd) {
+static _Noreturn void work(u8 type, struct bytes request, const struct user *who, int data, int table, int status_fd) {
     struct worker_status status = {0};
     struct fault f = {0};
     char *path = field_text(request, T_PATH);
@@ -49,7 +50,14 @@ static _Noreturn void work(u8 type, struct bytes request, const struct user *who
         _exit(0);
     }
     umask(0);
-    if (!path || !*path) {
+    if (type == F_BASELINE || type == F_RESET) {
+        struct baseline b = {.fd = table, .keep = field(request, T_KEEP), .most_bytes = field_num(request, T_MAX_BYTES, 0)};
+        if (type == F_BASELINE) baseline_take(&b, &f);
+        else baseline_restore(&b, &f);
+        status.count = b.count;
+        status.repaired = b.repaired;
+        memcpy(status.sha256, b.sha256, sizeof status.sha256);
+    } else if (!path || !*path) {
         fault_at(&f, EINVAL, "no path");
     } else if (type == F_PUT) {
         put_stream(data, path, &status.count, &f);
@@ -68,9 +76,14 @@ static _Noreturn void work(u8 type, struct bytes request, const struct user *who
     _exit(0);
 }
 
+/* The table of BASELINE: the runner's and its workers', never a command's. */
+static int table_fd = -1;
+
 pid_t worker_start(u8 type, struct bytes request, const struct user *who, int *data_fd, int *status_fd) {
     int data[2] = {-1, -1}, status[2];
-    bool has_data = type != F_DIGEST, to_worker = type == F_PUT;
+    bool has_data = type == F_PUT || type == F_GET, to_worker = type == F_PUT;
+    bool has_table = type == F_BASELINE || type == F_RESET;
+    if (has_table && table_fd < 0 && (table_fd = memory_file("baseline", NULL, 0, UNSEALED)) < 0) return -1;
     if (pipe2(status, O_CLOEXEC)) return -1;
     if (has_data && pipe2(data, O_CLOEXEC)) {
         int error = errno;
@@ -87,15 +100,16 @@ pid_t worker_start(u8 type, struct bytes request, const struct user *who, int *d
         sigset_t none;
         int out = fcntl(status[1], F_DUPFD_CLOEXEC, 16);
         if (has_data) theirs = fcntl(theirs, F_DUPFD_CLOEXEC, 16);
+        if (has_table) theirs = fcntl(table_fd, F_DUPFD_CLOEXEC, 16);
         null_stdio();
         out = dup3(out, FIRST, O_CLOEXEC);
-        if (has_data) theirs = dup3(theirs, FIRST + 1, O_CLOEXEC);
-        close_from(FIRST + 1 + has_data);
+        if (has_data || has_table) theirs = dup3(theirs, FIRST + 1, O_CLOEXEC);
+        close_from(FIRST + 1 + (has_data || has_table));
         prctl(PR_SET_NAME, "rayroll-files", 0, 0, 0);
         signal(SIGTERM, stopped);
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
-        work(type, request, who, theirs, out);
+        work(type, request, who, has_data ? theirs : -1, has_table ? theirs : -1, out);
     }
     int error = errno;
     close(status[1]);

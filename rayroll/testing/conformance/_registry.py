@@ -20,6 +20,7 @@ class Capability(StrEnum):
     """What a sandbox may or may not have. Each is found out by trying, never by asking the substrate's author."""
 
     REATTACH = "a broken stream can be opened again"
+    ADOPT = "another process can take a sandbox over"
     OWN_PIDS = "the runner is PID 1 of its own pid namespace"
     OWN_KERNEL = "its kernel is not this node's"
     USERS = "commands can run as another user"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from dataclasses import replace
 
 from rayroll.errors import InfraFailure, RayrollError, SandboxLostError, StartTimeoutError
-from rayroll.runner.client import RunnerClient
-from rayroll.substrates import Channel
+from rayroll.runner.client import NUMBERED_FROM, RunnerClient
+from rayroll.substrates import Channel, Lease
 from rayroll.testing.conformance._lab import Lab
 from rayroll.testing.conformance._registry import Capability, check, expect, same
 from rayroll.testing.conformance._streams import Breakable
@@ -194,6 +195,31 @@ async def state_and_background_jobs_survive_a_break(lab: Lab) -> None:
         wires.last.cut()
         same((await live.sh('echo "$K $(pwd)"')).output, f"v {live.folder}\n", "what the next command prints")
         same(await live.running("987654"), 1, "the number of background jobs")
+
+
+@check(needs=(Capability.ADOPT,))
+async def another_process_takes_a_sandbox_over_with_what_runs_in_it(lab: Lab) -> None:
+    """A second substrate object adopts it, as a host does whose predecessor died: what was under way runs once, and its
+    result is there for whoever asks for it by its number."""
+    async with lab.fresh() as live:
+        log = live.path("log")
+        script = f"echo ran >> {log}; sleep 1; echo done; exit 4"
+        lost = asyncio.create_task(live.sh(script, number=NUMBERED_FROM))
+        await _until_there(live.client, log)
+        async with type(lab.substrate)(lab.substrate.config) as other:
+            channel = await other.adopt(live.ref, Lease(live.ref.run_id, "heir", 30.0))
+            resume = replace(live.client.resume(), under_way=NUMBERED_FROM)
+            heir = await RunnerClient.connect(channel, resume=resume, reopen=lambda: other.reopen(live.ref))
+            r = await heir.exec(script, number=NUMBERED_FROM)
+            same((r.output, r.exit_code), ("done\n", 4), "the result")
+            same(await heir.read_file(log), b"ran\n", "the file")
+            await heir.close()
+            await other.destroy(live.ref)
+        try:
+            await lost
+        except SandboxLostError:
+            return
+    expect(False, "the first process hears that its sandbox is gone")
 
 
 @check()

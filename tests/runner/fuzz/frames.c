@@ -14,6 +14,7 @@ u8 instance[16];
 static int asked;
 
 void lease_set(u64 duration_ns) { if (duration_ns > 366ull * 24 * 3600 * 1000000000) abort(); }
+void lease_entrust(u64 duration_ns) { lease_set(duration_ns); }
 void lease_renew(void) {}
 const char *find_shell(void) { return "/bin/sh"; }
 
@@ -38,6 +39,7 @@ void request_ack(u32 id) { (void)id; }
 void request_data(u32 id, struct bytes data) { (void)id; link_sent(data.n % 1000); }
 void request_data_end(u32 id) { (void)id; }
 void requests_kill_all(u32 id) { link_send(F_RESULT, id, (struct bytes){NULL, 0}); }
+void requests_reset(u32 id, struct bytes payload) { request_start(F_RESET, id, payload); }
 void requests_rewind(struct bytes pending, struct buf *known) { buf_add(known, pending.p, pending.n - pending.n % 4); }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {

@@ -12,7 +12,7 @@ core="$src/bytes.c $src/system.c"
 mkdir -p "$build"
 clang $flags -I"$src" -o "$build/frames" "$here/frames.c" $core "$src/loop.c" "$src/state.c"
 clang $flags -I"$src" -o "$build/state" "$here/state.c" $core "$src/state.c"
-clang $flags -I"$src" -o "$build/put" "$here/put.c" $core "$src/put.c" "$src/worker.c" "$src/walk.c" "$src/sha256.c" "$src/user.c"
+clang $flags -I"$src" -o "$build/put" "$here/put.c" $core "$src/put.c" "$src/worker.c" "$src/walk.c" "$src/baseline.c" "$src/facts.c" "$src/sha256.c" "$src/user.c"
 
 for harness in frames state put; do
     # New inputs stay in the build directory; what a bug needs is written there as crash-*.

@@ -34,6 +34,8 @@ def frames() -> Iterator[tuple[str, bytes]]:
             (FrameType.ACK, b""),
             (FrameType.CANCEL, b""),
             (FrameType.KILL_ALL, b""),
+            (FrameType.BASELINE, encode_fields({Tag.KEEP: b"/app\0/etc\0", Tag.MAX_BYTES: 1000})),
+            (FrameType.RESET, b""),
             (FrameType.SHUTDOWN, b""),
         )
     )
