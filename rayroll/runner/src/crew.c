@@ -61,7 +61,7 @@ static void on_note(void *owner, short events) {
     struct note note;
     int fds[MESSAGE_FDS];
     (void)events;
-    ssize_t n = message_recv(m->control, message, sizeof message, fds, MSG_DONTWAIT);
+    ssize_t n = message_recv(m->control, message, sizeof message, fds);
     if (n < 0 && errno == EAGAIN) return;
     if (n < (ssize_t)sizeof note) { /* it was killed, or left with its jobs and is done */
         struct request *r = m->request;

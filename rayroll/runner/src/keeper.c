@@ -155,7 +155,7 @@ static void kill_tree(struct keeper *k) {
 static void obey(struct keeper *k) {
     struct order order;
     int fds[MESSAGE_FDS];
-    ssize_t n = message_recv(k->control, &order, sizeof order, fds, MSG_DONTWAIT);
+    ssize_t n = message_recv(k->control, &order, sizeof order, fds);
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) { /* the runner is gone */
         kill_tree(k);
@@ -298,6 +298,17 @@ static void serve(struct keeper *k, const u8 *body, size_t body_n, int fds[MESSA
     free(from_file);
 }
 
+/* The next order; below 0 when nobody is left to give one. It is waited for in poll, for a process killed while it waits
+ * in recv can still take the message that comes before it has died: the runner could not tell that from an order begun. */
+static ssize_t next_order(int control, u8 *message, size_t most, int fds[MESSAGE_FDS]) {
+    for (;;) {
+        struct pollfd asked = {.fd = control, .events = POLLIN};
+        poll(&asked, 1, -1);
+        ssize_t n = message_recv(control, message, most, fds);
+        if (n >= 0 || errno != EAGAIN) return n;
+    }
+}
+
 _Noreturn void keeper_main(int control) {
     static u8 message[sizeof(struct order) + INLINE_MOST];
     static struct keeper k;
@@ -311,7 +322,7 @@ _Noreturn void keeper_main(int control) {
     k.children = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     while (k.control >= 0) {
         int fds[MESSAGE_FDS];
-        ssize_t n = message_recv(control, message, sizeof message, fds, 0);
+        ssize_t n = next_order(control, message, sizeof message, fds);
         if (n < (ssize_t)sizeof k.order) _exit(0); /* the runner is gone, or done with us */
         memcpy(&k.order, message, sizeof k.order);
         if (k.order.kind == ORDER_RUN) serve(&k, message + sizeof k.order, (size_t)n - sizeof k.order, fds);

@@ -110,14 +110,14 @@ bool message_send(int socket, struct bytes head, struct bytes body, const int *f
     }
 }
 
-ssize_t message_recv(int socket, void *p, size_t most, int fds[MESSAGE_FDS], int flags) {
+ssize_t message_recv(int socket, void *p, size_t most, int fds[MESSAGE_FDS]) {
     struct iovec part = {p, most};
     union { char space[CMSG_SPACE(MESSAGE_FDS * sizeof(int))]; struct cmsghdr align; } control;
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
     for (int i = 0; i < MESSAGE_FDS; i++) fds[i] = -1;
     ssize_t n;
-    do n = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
+    do n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);
     if (n < 0) return n;
     struct cmsghdr *c = CMSG_FIRSTHDR(&message); /* the kernel puts all of them into one */

@@ -20,9 +20,9 @@ void null_stdio(void);      /* 0, 1 and 2 become /dev/null: the channel is nobod
 enum seal { UNSEALED, SEALED };
 int memory_file(const char *name, const void *p, size_t n, enum seal seal);
 
-/* One message of a SOCK_SEQPACKET with up to MESSAGE_FDS descriptors, which arrive close-on-exec. Sending never blocks. */
+/* One message of a SOCK_SEQPACKET with up to MESSAGE_FDS descriptors, which arrive close-on-exec. Neither ever waits. */
 enum { MESSAGE_FDS = 3 };
 bool message_send(int socket, struct bytes head, struct bytes body, const int *fds, int fd_count);
-ssize_t message_recv(int socket, void *p, size_t most, int fds[MESSAGE_FDS], int flags); /* absent descriptors: -1 */
+ssize_t message_recv(int socket, void *p, size_t most, int fds[MESSAGE_FDS]); /* absent descriptors: -1 */
 
 #endif
