@@ -26,6 +26,7 @@ from typing import Any
 import ray
 from _arms import Load, async_burst
 from _facts import facts, load_average
+from _ray import start_ray
 from _stats import Gate, at_least, below, show_gates
 from rich.console import Console
 from rich.table import Table
@@ -183,7 +184,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything. Returns the line to print."""
     # Our hosts see to that themselves, so the others shall have it, too.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray spells it so
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray()
     line: dict[str, Any] = {"machine": facts()}
     arms = {
         "": (OneHost("simulated"), options.envs),

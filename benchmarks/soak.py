@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import random
 import secrets
@@ -34,9 +33,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from _facts import facts, load_average
 from _faults import FAULTS, MARK, DockerGround, Ground, LocalGround, Scene, traces
+from _ray import start_ray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -387,8 +386,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run, show, and say whether the claims hold."""
     options = parse(argv)
-    # A cluster of its own: whose processes are killed here must be nobody else's.
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    start_ray()
     line = asyncio.run(measure(options))
     show(line)
     print(json.dumps(line))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import statistics
 import sys
 import time
@@ -22,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import ray
 from _facts import facts, load_average
+from _ray import start_ray
 from _rayroll_arms import TASK
 from _stats import Gate, below, show_gates
 from rich.console import Console
@@ -176,7 +175,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Measure, show, and say whether the claims hold (only with --gate)."""
     options = parse(argv)
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    start_ray()
     line = asyncio.run(measure(options))
     show(line)
     print(json.dumps(line))

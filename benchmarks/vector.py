@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import secrets
 import statistics
 import sys
@@ -23,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import gymnasium as gym
-import ray
 from _facts import facts, load_average
+from _ray import start_ray
 from _rayroll_arms import TASK
 from _stats import at_least, below, show_gates
 from gymnasium.vector import AsyncVectorEnv
@@ -207,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure, show, and say whether the claims hold (only with --gate)."""
     options = parse(argv)
     line: dict[str, Any] = {"machine": facts()}
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    start_ray()
     pairs, singles = many(options), single(options)
     ours, theirs = (statistics.median(pair[i].steps_per_s for pair in pairs) for i in (0, 1))
     added_ms = [(through - direct) * 1e3 for through, direct in singles]

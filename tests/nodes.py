@@ -263,10 +263,13 @@ def cheap_nodes(
 
     ray.shutdown()  # that of tests before
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "temp_dir": folder},
-        )
+        with pytest.MonkeyPatch.context() as here:
+            # It writes down its address for whoever looks for a cluster in this folder: nobody else shall join it.
+            here.setenv("RAY_TMPDIR", folder)
+            cluster = Cluster(
+                initialize_head=True,
+                head_node_args={"num_cpus": 0, "include_dashboard": False, "temp_dir": folder},
+            )
         try:
             cluster.workers = [
                 cluster.add_node(

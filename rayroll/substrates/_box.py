@@ -82,8 +82,7 @@ class Box:
         await self._tracked(self._in_thread(self._furnish, spec, system))
 
     def _furnish(self, spec: SandboxSpec, system: System) -> None:
-        self.folder.mkdir(mode=0o711)
-        self.remains.write()
+        self.remains.make_folder()
         root = self.folder / "root"
         private = [root, *(self.folder / name for name, _ in system.private)]
         for folder in private:

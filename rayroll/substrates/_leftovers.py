@@ -6,8 +6,10 @@ Standard library only and no imports from this package: the reaper runs this fil
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import select
 import signal
 import stat
@@ -32,6 +34,8 @@ __all__ = [
 
 STATE = "state.json"
 NAMELESS_S = 60.0
+FOLDER_NAME = re.compile(r"(\.[0-9a-f]{16}-)?(?P<id>[^.].*)")
+"""With whose it is in front while it has no record. Other hidden folders are caches."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,23 @@ class Remains:
     folder: str = ""
     """Where it was found; not written to the file."""
 
+    def make_folder(self) -> None:
+        """Make the folder with the record in it. Whoever is killed in between leaves one that its name gives away."""
+        half_made = Path(self.folder).with_name(_name_without_record(self))
+        half_made.mkdir(mode=0o711)
+        self._write(half_made)
+        half_made.rename(self.folder)
+
     def write(self) -> None:
         """Put it on disk, whole or not at all."""
+        self._write(Path(self.folder))
+
+    def _write(self, folder: Path) -> None:
         record = asdict(self)
         del record["folder"]
-        target = Path(self.folder) / STATE
-        half = target.with_suffix(".half")
+        half = folder / "state.half"
         half.write_text(json.dumps(record))
-        half.replace(target)
+        half.replace(folder / STATE)
 
     def with_process(self, pid: int) -> Remains:
         """The same with the runner's process in it."""
@@ -102,11 +115,12 @@ def make_base(base: Path) -> None:
 def find(base: Path, labels: Mapping[str, str]) -> Iterator[Remains]:
     """Every sandbox below ``base`` whose ``run`` and ``owner`` equal those in ``labels``.
 
-    Without labels also folders that say nothing about themselves any more, once they are too old to be just beginning.
+    With both labels also what is left by somebody killed while they made or removed a folder. Without labels also
+    folders that say nothing about themselves any more, once they are too old to be just beginning.
     """
     with contextlib.suppress(FileNotFoundError):
         for folder in sorted(base.iterdir()):
-            remains = _read(folder) or _nameless(folder)
+            remains = _read(folder) or _without_record(folder, labels) or _nameless(folder)
             if remains is not None and all(_label(remains, name) == value for name, value in labels.items()):
                 yield remains
 
@@ -124,14 +138,32 @@ def _read(folder: Path) -> Remains | None:
         return None
 
 
+def _name_without_record(remains: Remains) -> str:
+    """Of a folder as long as it has no record yet, or none any more."""
+    whose = hashlib.sha256(f"{remains.run_id}\0{remains.owner}".encode()).hexdigest()[:16]
+    return f".{whose}-{remains.id}"
+
+
+def _without_record(folder: Path, labels: Mapping[str, str]) -> Remains | None:
+    """What its name says, to those who know whose it would be."""
+    remains = _remains_of(folder, labels.get("run", ""), labels.get("owner", ""))
+    return remains if remains is not None and folder.name == _name_without_record(remains) else None
+
+
 def _nameless(folder: Path) -> Remains | None:
+    """What says nothing to anybody and is too old to be just beginning."""
+    remains = _remains_of(folder, "", "")
+    return remains if remains is not None and time.time() - remains.created_unix_s >= NAMELESS_S else None
+
+
+def _remains_of(folder: Path, run_id: str, owner: str) -> Remains | None:
+    name = FOLDER_NAME.fullmatch(folder.name)
     try:
-        changed_unix_s = folder.stat().st_mtime
+        if name is None or not folder.is_dir():
+            return None
+        return Remains(name["id"], run_id, owner, 0.0, folder.stat().st_mtime, 0, 0, folder=str(folder))
     except OSError:
         return None
-    if folder.name.startswith(".") or not folder.is_dir() or time.time() - changed_unix_s < NAMELESS_S:
-        return None
-    return Remains(folder.name, "", "", 0.0, changed_unix_s, 0, 0, folder=str(folder))
 
 
 def started_at(pid: int) -> int | None:
@@ -163,16 +195,14 @@ def remove(remains: Remains, *, patience_s: float = 10.0) -> None:
         _end_starters(remains.folder, deadline)
     for cgroup in remains.cgroups:
         _remove_cgroup(Path(cgroup), deadline)
-    # What says whose it is goes last: whoever is killed in between leaves something that is found again.
+    # What says whose it is goes last, and then the name says it: what somebody leaves who is killed is found again.
     folder = Path(remains.folder)
     for inner in _contents(folder):
         remove_tree(inner)
-    # Without a program in between, so that hardly anybody is killed between these two.
+    emptied = folder.with_name(_name_without_record(remains))
     with contextlib.suppress(FileNotFoundError):
-        (folder / STATE).unlink()
-        folder.rmdir()
-    if os.path.lexists(folder):
-        remove_tree(folder)
+        folder.rename(emptied)
+    remove_tree(emptied)
 
 
 def _contents(folder: Path) -> list[Path]:

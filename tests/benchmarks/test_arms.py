@@ -38,9 +38,12 @@ async def test_a_wrong_output_ends_a_burst() -> None:
     assert raised.group_contains(WrongOutput)
 
 
-async def test_a_wrong_output_ends_a_burst_of_threads() -> None:
-    with ThreadPoolExecutor(1) as pool, pytest.raises(WrongOutput):
-        await thread_burst(Load(steps=5, output_bytes=0, budget_s=60.0), pool, [lambda script: "something else\n"])
+async def test_wrong_outputs_of_what_is_not_ours_are_counted() -> None:
+    load = Load(steps=5, output_bytes=0, budget_s=60.0)
+    with ThreadPoolExecutor(2) as pool:
+        burst = await thread_burst(load, pool, [lambda script: "something else\n", lambda script: f"{script[5:]}\n"])
+    assert (burst.checked, len(burst.wrong), len(burst.latencies_s)) == (10, 5, 10)
+    assert "printed 15 characters: 'something else" in burst.wrong[0]
 
 
 async def test_no_step_begins_after_the_turn_is_over() -> None:

@@ -117,9 +117,6 @@ def test_starts_at_once_are_measured_with_every_limit() -> None:
     assert line["failures"] == 0 and line["adaptive_s"] > 0
 
 
-@pytest.mark.xfail(
-    reason="known: a host's death now and then leaves one local folder; see benchmarks/LOG.md", strict=False
-)
 def test_a_run_under_random_faults_leaks_loses_and_invents_nothing() -> None:
     check("local")
     line = last_line("soak.py")

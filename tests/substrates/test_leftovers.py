@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +21,24 @@ from rayroll.substrates._leftovers import Remains
 def remains(folder: Path, **fields: object) -> Remains:
     base = Remains(folder.name, "run", "host", 5.0, time.time(), os.getpid(), leftovers.started_at(os.getpid()) or 0)
     made = replace(base, folder=str(folder), **fields)  # type: ignore[arg-type]
-    folder.mkdir()
-    made.write()
+    made.make_folder()
     return made
+
+
+def killed_at(step: int, act: Callable[[], None]) -> bool:
+    """Act in a child that dies before the step'th thing it asks of the system; whether there was such a step."""
+    pid = os.fork()
+    if pid == 0:
+        steps = itertools.count()
+
+        def look(event: str, _: object) -> None:
+            if event.startswith(("os.", "open", "subprocess.")) and next(steps) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(look)
+        act()
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
 def test_sandboxes_are_found_by_run_and_owner(tmp_path: Path) -> None:
@@ -43,6 +61,26 @@ def test_a_folder_that_lost_its_record_is_found_when_it_is_old_enough(tmp_path: 
     assert list(leftovers.find(tmp_path, {"run": "run"})) == []
     leftovers.remove(found)
     assert not (tmp_path / "old").exists()
+
+
+@pytest.mark.parametrize("labels", [{"run": "run", "owner": "host"}, {}], ids=["its reaper", "anybody, later"])
+def test_whoever_is_killed_while_making_or_removing_a_folder_leaves_one_that_is_found(
+    tmp_path: Path, labels: dict[str, str]
+) -> None:
+    for last_step in itertools.count():
+        was_killed = killed_at(last_step, lambda: leftovers.remove(remains(tmp_path / "a")))
+        left = sorted(tmp_path.iterdir())
+        if not labels:
+            for folder in left:
+                os.utime(folder, (0, 0))
+        found = [*leftovers.find(tmp_path, labels)]
+        assert [Path(each.folder) for each in found] == left
+        for each in found:
+            leftovers.remove(each)
+        assert [*tmp_path.iterdir()] == []
+        if not was_killed:
+            break
+    assert last_step > 8
 
 
 def test_its_state_follows_its_process_and_its_host(tmp_path: Path) -> None:
