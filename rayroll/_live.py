@@ -12,7 +12,7 @@ from typing import Literal
 
 from rayroll.errors import InfraFailure
 from rayroll.runner.client import Greeting, Resume, RunnerClient, Tree
-from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, Substrate, can_adopt
+from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, Substrate
 from rayroll.substrates._shield import finish
 from rayroll.timing import Recorder
 from rayroll.types import Kept, Rung, Task
@@ -79,7 +79,7 @@ class Live:
 
     def ticket(self) -> Ticket | None:
         """For whoever takes it over; None: its substrate has no way to do that."""
-        if not can_adopt(self.substrate) or not self.is_isolated:
+        if not self.substrate.can_adopt or not self.is_isolated:
             return None
         sandbox = self.sandbox
         resume = self.runner.resume()

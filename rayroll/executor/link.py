@@ -194,6 +194,11 @@ class HostLink:
             versions.append(taught)
         try:
             await asyncio.shield(taught.telling)
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if self._lost is None or (this is not None and this.cancelling()):
+                raise
+            raise self._lost from None  # the link was given up, and not whoever asks
         except HostLostError as error:
             self._fail(error)  # nothing that needs this task could ever start here
             raise
@@ -256,11 +261,11 @@ class HostLink:
             return
         if self._line is not None:
             self._line.close()
+        self._fail(HostLostError("the host was closed"))
         telling = [taught.telling for versions in self._taught.values() for taught in versions]
         for task in (*self._pollers, *([self._sender] if self._sender else []), *telling):
             task.cancel()
         ray.kill(host)
-        self._fail(HostLostError("the host was closed"))
 
     async def _send(self) -> None:
         try:

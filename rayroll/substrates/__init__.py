@@ -32,7 +32,6 @@ __all__ = [
     "Shell",
     "Substrate",
     "SubstrateConfig",
-    "can_adopt",
     "kinds",
     "load",
 ]
@@ -308,6 +307,11 @@ class Substrate(ABC):
         """
         raise ConfigError(f"substrate {self.kind!r} cannot take a sandbox over", id=ref.id, owner=lease.owner)
 
+    @property
+    def can_adopt(self) -> bool:
+        """Whether this substrate has ``adopt``."""
+        return type(self).adopt is not Substrate.adopt
+
     def image_of(self, spec: SandboxSpec) -> str | None:
         """What has to be on a node before this sandbox can be started there, as ``images`` calls it.
 
@@ -379,11 +383,6 @@ class Substrate(ABC):
             SubstrateError: The program cannot be started.
         """
         raise ConfigError(f"substrate {self.kind!r} has no way into a sandbox", id=ref.id)
-
-
-def can_adopt(substrate: Substrate) -> bool:
-    """Its sandboxes outlive the process that made them, and another one may take them over."""
-    return type(substrate).adopt is not Substrate.adopt
 
 
 def kinds() -> list[str]:

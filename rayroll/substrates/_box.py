@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import subprocess
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from io import FileIO
@@ -35,6 +35,8 @@ T = TypeVar("T")
 RUNNER = "/.rayroll/runner"
 """Where the runner is in a sandbox."""
 RUNNER_LOG = "stderr"
+DOOR = "door"
+"""The socket in its folder that a later host comes to; outside of ``root``, so that nobody in the sandbox can."""
 
 
 class Box:
@@ -59,6 +61,7 @@ class Box:
         self._cgroups = cgroups
         self._pending: list[asyncio.Future[Any]] = []
         self._sock: socket.socket | None = None
+        self._door: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._gate: FileIO | None = None
         self._handle = -1
@@ -83,6 +86,8 @@ class Box:
 
     def _furnish(self, spec: SandboxSpec, system: System) -> None:
         self.remains.make_folder()
+        if self.remains.isolated:
+            self._door = _listen(self.folder)
         root = self.folder / "root"
         private = [root, *(self.folder / name for name, _ in system.private)]
         for folder in private:
@@ -118,6 +123,8 @@ class Box:
     ) -> None:
         """Start the runner as PID 1 of its own namespaces, inside its limits before it does anything.
 
+        It dies with this process until it has begun to serve, and outlives it by its lease from there on.
+
         Args:
             bubblewrap: The one to use.
             system: What ``furnish`` was given.
@@ -129,15 +136,17 @@ class Box:
         Raises:
             SubstrateError: bubblewrap ended before it started anything; says what it printed.
         """
+        assert self._door is not None
         info_end, info_fd = os.pipe()
         block_fd, block_end = os.pipe()
+        door_fd = self._door.detach()
         # Kept for cleaning up after a failure: closing it would let a half-started one go on and become the runner.
         self._gate = FileIO(block_end, "w")
         argv = bubblewrap.argv(
             system,
             self.folder,
             (runner, RUNNER),
-            [RUNNER, *serve],
+            [RUNNER, *serve, "--socket-fd", str(door_fd)],
             env,
             network=network,
             info_fd=info_fd,
@@ -145,7 +154,8 @@ class Box:
         )
         argv, identity = as_user(self._uid, argv)
         with FileIO(info_end) as info:
-            await self._spawn(argv, (info_fd, block_fd), cwd="/", env={}, **identity)
+            fds = (info_fd, block_fd, door_fd, *self.site.dup_locks())
+            await self._spawn(argv, fds, cwd="/", env={}, **identity)
             pid = _child_pid(await _read_to_end(info))
         if pid is None:
             raise SubstrateError("bubblewrap did not start", reason=await self._in_thread(self._last_words))
@@ -189,19 +199,41 @@ class Box:
         self.channel = await channel_over(ours.dup())
         return process
 
+    async def take_over(self) -> StreamChannel:
+        """Look after what another process has started, which has died. What it held for it, its runner holds.
+
+        Raises:
+            SandboxLostError: It has ended.
+        """
+        try:
+            self._handle = os.pidfd_open(self.remains.pid)
+        except OSError:
+            raise SandboxLostError("the sandbox is gone", id=self.remains.id) from None
+        asyncio.get_running_loop().add_reader(self._handle, self._on_exit)
+        # Looked at after the handle was opened: its number is not another's by now.
+        if await self._in_thread(lambda: self.remains.state) != "running":
+            raise SandboxLostError("the sandbox is gone", id=self.remains.id)
+        await self._tracked(self._in_thread(self.remains.write))
+        return await self.reopen()
+
     async def reopen(self) -> StreamChannel:
-        """Another channel over the same stream: ours is a socket pair, and closing a channel closes only its copy.
+        """Another channel: over the same stream, which is a socket pair whose ends outlive their channels, or where
+        that went with a former host, through the door.
 
         Raises:
             SandboxLostError: It has ended.
         """
         async with self._reopening:  # two readers of one socket would take each other's bytes
-            if self._sock is None or self.has_ended:
+            if self.has_ended:
                 raise SandboxLostError("the sandbox is gone", id=self.remains.id)
             if self.channel is not None:
                 self.channel.abort()
                 await self.channel.wait_until_closed()
-            self.channel = await channel_over(self._sock.dup())
+            try:
+                sock = self._sock.dup() if self._sock is not None else await self._in_thread(_connect, self.folder)
+            except OSError as error:
+                raise SandboxLostError("the sandbox is gone", id=self.remains.id) from error
+            self.channel = await channel_over(sock)
             return self.channel
 
     def keep(self, until_unix_s: float) -> None:
@@ -230,10 +262,12 @@ class Box:
     def _on_exit(self) -> None:
         """The process ended by itself: its lease lapsed, its memory ran out, or somebody killed it."""
         self._stop_watching()
-        assert self._process is not None
-        code = self._process.wait()
+        cause = "its runner ended"  # with what code, only who started it hears
+        if self._process is not None:
+            code = self._process.wait()
+            cause = f"exit {code if code >= 0 else 128 - code}"
         if self._cleaning is None:
-            self._cleaning = asyncio.ensure_future(self._clean(f"exit {code if code >= 0 else 128 - code}"))
+            self._cleaning = asyncio.ensure_future(self._clean(cause))
 
     async def _clean(self, cause: str) -> None:
         if self._pending:
@@ -275,8 +309,9 @@ class Box:
             self.channel.abort()
         if self._sock is not None:
             self._sock.close()
-        if self._gate is not None:
-            self._gate.close()
+        for end in (self._gate, self._door):
+            if end is not None:
+                end.close()
 
     def _open_log(self) -> BinaryIO:
         return (self.folder / RUNNER_LOG).open("wb")
@@ -296,6 +331,40 @@ class Box:
         task = asyncio.ensure_future(work)
         self._pending.append(task)
         return await asyncio.shield(task)
+
+
+def _listen(folder: Path) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(door.fileno(), 0o600)
+        with _short(folder) as path:
+            door.bind(path)
+        door.listen()
+    except BaseException:
+        door.close()
+        raise
+    return door
+
+
+def _connect(folder: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(folder) as path:
+            sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _short(folder: Path) -> Iterator[str]:
+    """The door by a path that fits: that of a socket ends at 108 bytes, and folders can be chosen."""
+    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder_fd}/{DOOR}"
+    finally:
+        os.close(folder_fd)
 
 
 def _give(folders: Iterable[Path], uid: int) -> None:

@@ -63,6 +63,10 @@ class Held:
         self.path = path
         self._lock_fd = lock_fd
 
+    def dup(self) -> int:
+        """A descriptor for another process, which holds the entry as well for as long as it has that open."""
+        return os.dup(self._lock_fd)
+
     def release(self) -> None:
         """Let it go. Idempotent."""
         if self._lock_fd >= 0:

@@ -42,6 +42,10 @@ class Site:
     was_absent: bool = False
     """Its root filesystem had to be fetched."""
 
+    def dup_locks(self) -> tuple[int, ...]:
+        """For the sandbox's own process, which may outlive this one (see ``Held.dup``)."""
+        return tuple(future.result().dup() for future in self.taking)
+
     async def release(self) -> None:
         """Let the cache evict what was held. Idempotent."""
         if self.taking:

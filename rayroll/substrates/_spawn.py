@@ -1,4 +1,4 @@
-"""The one thread that starts processes: a sandbox dies with the thread that started it, so this one never ends.
+"""The one thread that starts processes: a half-started sandbox dies with its thread, so this one never ends.
 
 ``bwrap --die-with-parent`` is PR_SET_PDEATHSIG, and the kernel sends that signal when the starting *thread* ends. A
 thread of a pool that shrinks, or an event loop run in a short-lived thread, would take its sandboxes with it.

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -220,9 +220,13 @@ class LocalSubstrate(Substrate):
             isolated=isolated,
             folder=str(node.base / name),
         )
+        return self._look_after(remains, lease, node)
+
+    def _look_after(self, remains: Remains, lease: Lease, node: _Node) -> Box:
         site = Site(lease, functools.partial(self._watches.cover_engine, lease=lease))
-        box = self._boxes[name] = Box(remains, site, node.threads, self._uid, node.cgroups if isolated else None)
-        box.on_end = functools.partial(self._forget, name)
+        cgroups = node.cgroups if remains.isolated else None
+        box = self._boxes[remains.id] = Box(remains, site, node.threads, self._uid, cgroups)
+        box.on_end = functools.partial(self._forget, remains.id)
         return box
 
     def _forget(self, name: str, cause: str) -> None:
@@ -252,6 +256,26 @@ class LocalSubstrate(Substrate):
         if box is None:
             raise SandboxLostError("the sandbox is gone", id=ref.id, cause=self._causes.get(ref.id, ""))
         return await box.reopen()
+
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        node = self._opened()
+        await self._watches.cover_folder(node.base, lease)
+        remains = await asyncio.to_thread(_remains, node.base, ref)
+        if not remains.isolated:
+            raise SubstrateError("a plain process cannot be taken over", id=ref.id)
+        owned = replace(
+            remains,
+            owner=lease.owner,
+            lease_s=lease.duration_s,
+            host_pid=os.getpid(),
+            host_started_at=node.host_started_at,
+        )
+        box = self._look_after(owned, lease, node)
+        try:
+            return await box.take_over()
+        except BaseException:
+            await finish(box.clean("not taken over"))
+            raise
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         return await asyncio.to_thread(_refs, self._opened().base, labels)

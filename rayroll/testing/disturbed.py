@@ -32,7 +32,7 @@ from rayroll.substrates import (
 )
 from rayroll.substrates._shield import finish
 
-__all__ = ["DISTURB", "Disturbed", "DisturbedConfig", "DisturbedMovable"]
+__all__ = ["DISTURB", "Disturbed", "DisturbedConfig"]
 
 DISTURB = "RAYROLL_DISTURB"
 """Variable of a task's environment with fields of the config, in JSON, for its sandboxes alone."""
@@ -153,6 +153,13 @@ class Disturbed(Substrate):
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         await self.inner.set_network(ref, enabled)
 
+    @property
+    def can_adopt(self) -> bool:
+        return self.inner.can_adopt
+
+    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
+        return self._around(await self.inner.adopt(ref, lease), self._own.get(ref.id, self.config))
+
     async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
         return await self.inner.keep(ref, until_unix_s)
 
@@ -165,15 +172,6 @@ class Disturbed(Substrate):
         if self.config.ledger is not None:
             with self.config.ledger.open("a") as file:
                 file.write(f"{word} {ref.id}\n")
-
-
-class DisturbedMovable(Disturbed):
-    """The same around one whose sandboxes another process can take over."""
-
-    kind: ClassVar[str] = "disturbed-movable"
-
-    async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
-        return self._around(await self.inner.adopt(ref, lease), self._own.get(ref.id, self.config))
 
 
 async def _appears(path: Path | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 
+import pytest
 import ray
 from chaos.stage import Stage, all_are_right, of, phase_of
 from executor.conftest import Opened
@@ -15,21 +16,12 @@ from rayroll import Executor
 from rayroll.executor.link import HOST_PREFIX, NAMESPACE
 
 
-async def test_a_host_that_is_killed_spoils_no_rollout(opened: Opened, stage: Stage) -> None:
-    async with opened(disturbance={}) as executor:
-
-        async def fault() -> None:
-            os.kill(executor.hosts[0].pid, signal.SIGKILL)
-
-        rollouts = await stage.play(executor, fault)
-    all_are_right(rollouts)
-
-
-async def test_containers_go_on_in_the_next_host_and_only_what_was_starting_is_played_again(
-    opened: Opened, stage: Stage
+@pytest.mark.parametrize("kind", ["local", "docker"])
+async def test_sandboxes_go_on_in_the_next_host_and_only_what_was_starting_is_played_again(
+    kind: str, opened: Opened, stage: Stage
 ) -> None:
-    check("docker")
-    async with opened("docker", disturbance={}, session={"lease_s": 20.0}) as executor:
+    check(kind)
+    async with opened(kind, disturbance={}, session={"lease_s": 20.0}) as executor:
 
         async def fault() -> None:
             os.kill(executor.hosts[0].pid, signal.SIGKILL)

@@ -36,8 +36,7 @@ async def opened_executor(
         inner = {"inner": kind, "inner_config": options.pop("substrate_config")}
         options |= {"substrate_config": {**inner, **disturbance}, "actor_options": WITH_PLUGINS}
     options["session"] = {"lease_s": 3.0, **options.get("session", {})}
-    around = "disturbed-movable" if kind == "docker" else "disturbed"
-    async with Executor(around if disturbance is not None else kind, **options) as executor:
+    async with Executor("disturbed" if disturbance is not None else kind, **options) as executor:
         yield executor
     await nothing_left(kind, executor.run_id)
 

@@ -22,9 +22,10 @@ COUNTED = "echo ran >> /tmp/log; {} wc -l < /tmp/log"
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-@pytest.fixture(autouse=True)
-def docker_is_there() -> None:
-    check("docker")
+@pytest.fixture(params=["local", "docker"], autouse=True)
+def kind(request: pytest.FixtureRequest) -> str:
+    check(request.param)
+    return str(request.param)
 
 
 async def kill_host(executor: Executor) -> None:
@@ -57,31 +58,33 @@ class Murderer:
         await kill_host(self.executor)
 
 
-async def played(policy: Murderer, **options: Any) -> Rollout:
-    async with opened_executor("docker", session={"lease_s": LEASE_S}, **options) as executor:
+async def played(kind: str, policy: Murderer, **options: Any) -> Rollout:
+    async with opened_executor(kind, session={"lease_s": LEASE_S}, **options) as executor:
         policy.executor = executor
         (rollout,) = [r async for r in executor.submit([little.task()], policy, max_infra_retries=0).rollouts()]
     return rollout
 
 
 @pytest.mark.parametrize("isolation", ["node", "actor"])
-async def test_a_command_goes_on_while_its_host_dies_and_its_result_arrives(isolation: str) -> None:
+async def test_a_command_goes_on_while_its_host_dies_and_its_result_arrives(kind: str, isolation: str) -> None:
     policy = Murderer(during=(1,))
-    rollout = await played(policy, isolation=isolation)
+    rollout = await played(kind, policy, isolation=isolation)
     assert policy.seen == ["", "1", "2", "3", "4"]
     assert (rollout.reward, rollout.attempts, rollout.moves, rollout.failure) == (1.0, 1, 1, None)
 
 
-async def test_a_sandbox_waits_for_its_policy_although_its_host_died_and_longer_than_the_old_lease() -> None:
+async def test_a_sandbox_waits_for_its_policy_although_its_host_died_and_longer_than_the_old_lease(
+    kind: str,
+) -> None:
     policy = Murderer(before=(1, 3), during=(2,), pause_s=LEASE_S + 8)
-    rollout = await played(policy)
+    rollout = await played(kind, policy)
     assert policy.seen == ["", "1", "2", "3", "4"]
     assert (rollout.reward, rollout.attempts, rollout.moves, rollout.failure) == (1.0, 1, 3, None)
 
 
-async def test_grading_begins_anew_where_its_host_died_in_it() -> None:
+async def test_grading_begins_anew_where_its_host_died_in_it(kind: str) -> None:
     grader = "sleep 4; " + little.GRADER
-    async with opened_executor("docker", session={"lease_s": LEASE_S}) as executor:
+    async with opened_executor(kind, session={"lease_s": LEASE_S}) as executor:
         policy = ScriptedPolicy(["echo 42 > answer.txt"])
         run = executor.submit(
             [little.task(grader=grader)], policy, max_infra_retries=0, config=PlayConfig(fingerprint=True)
@@ -93,8 +96,8 @@ async def test_grading_begins_anew_where_its_host_died_in_it() -> None:
     assert rollout.work_digest == "", "what the tests left may be among the files by then"
 
 
-async def test_one_that_was_starting_is_tried_again() -> None:
-    async with opened_executor("docker", session={"lease_s": LEASE_S}) as executor:
+async def test_one_that_was_starting_is_tried_again(kind: str) -> None:
+    async with opened_executor(kind, session={"lease_s": LEASE_S}) as executor:
         run = executor.submit([little.task()], ScriptedPolicy(["echo 42 > answer.txt"]))
         await little.until(lambda: executor.snapshot().stages.get("start"))
         await kill_host(executor)

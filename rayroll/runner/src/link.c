@@ -194,7 +194,7 @@ static void handle(struct link *l, u8 type, u16 of_epoch, u32 id, struct bytes p
     lease_renew();
     switch (type) {
     case F_LEASE:
-        if (field_num(payload, T_LEASE_MS, 0)) lease_entrust(field_ns(payload, T_LEASE_MS, 0));
+        lease_set(field_ns(payload, T_LEASE_MS, 0));
         link_send(F_LEASE_OK, id, (struct bytes){NULL, 0});
         break;
     case F_EXEC:

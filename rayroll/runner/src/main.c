@@ -47,11 +47,6 @@ void lease_set(u64 duration_ns) {
     lease_renew();
 }
 
-void lease_entrust(u64 duration_ns) {
-    lease_set(duration_ns);
-    prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0); /* bwrap --die-with-parent: we shall outlive the host that started it */
-}
-
 void lease_renew(void) { lease_deadline_ns = now_ns() + lease_ns; }
 
 /* --- signals --- */
@@ -137,7 +132,7 @@ static void refuse_keys(void) {
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0); /* a reset sees whether it holds */
 }
 
-/* --- the socket that `runner connect` comes to --- */
+/* --- the socket that a later host comes to: by itself, or through `runner connect` --- */
 
 static const char *socket_path;
 
@@ -147,20 +142,26 @@ static void on_stranger(void *owner, short events) {
     if (fd >= 0) link_open(fd, fd, NEEDS_KEY);
 }
 
-static bool listen_at(const char *path) {
+static bool take_callers(int listening) {
     static int fd;
+    fd = listening;
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC)) return false;
+    set_nonblocking(fd);
+    return watch(fd, POLLIN, on_stranger, &fd), true;
+}
+
+static bool listen_at(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path) return false;
     strcpy(address.sun_path, path);
     unlink(path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     mode_t before = umask(0177);
     bool bound = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
     umask(before);
     if (!bound || listen(fd, 8)) return false;
     socket_path = path;
-    watch(fd, POLLIN, on_stranger, &fd);
-    return true;
+    return take_callers(fd);
 }
 
 /* The key of hosts that come by socket, for carriers that cannot speak on our standard streams first. */
@@ -188,7 +189,8 @@ static int complain(const char *text) {
 
 static int usage(void) {
     return complain(
-        "usage: runner serve [--lease-ms N] [--socket PATH] [--rlimit NAME=VALUE]...   live in a sandbox\n"
+        "usage: runner serve [--lease-ms N] [--socket PATH | --socket-fd N] [--rlimit NAME=VALUE]...\n"
+        "                                                                               live in a sandbox\n"
         "       runner once [--request BASE64 | --request-file PATH] [--base64] [--state PATH] [--rlimit NAME=VALUE]...\n"
         "                                                                               one request, one reply\n"
         "       runner connect PATH                                                     join streams with a socket\n"
@@ -227,17 +229,21 @@ static void live(void) {
 
 static int serve(int argc, char **argv) {
     const char *listen_path = NULL;
+    int listening = -1;
     for (int i = 2; i < argc; i += 2) {
         char *end = "";
         if (i + 1 >= argc) return usage();
         if (!strcmp(argv[i], "--lease-ms")) lease_ns = strtoull(argv[i + 1], &end, 10) * 1000000;
         else if (!strcmp(argv[i], "--socket")) listen_path = argv[i + 1];
+        else if (!strcmp(argv[i], "--socket-fd")) listening = (int)strtoul(argv[i + 1], &end, 10);
         else if (strcmp(argv[i], "--rlimit") || !rlimit_add(argv[i + 1])) return usage();
         if (*end || !lease_ns) return usage();
     }
     if (!take_key()) return complain("runner: RAYROLL_KEY is not 32 hexadecimal digits\n");
     prepare();
+    prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0); /* of bwrap --die-with-parent: from here on our lease ends us, not our host's end */
     if (listen_path && !listen_at(listen_path)) return complain("runner: cannot listen at that path\n");
+    if (listening >= 0 && !take_callers(listening)) return complain("runner: cannot listen on that descriptor\n");
     link_open(0, 1, NEEDS_KEY);
     live();
     kill_everything();

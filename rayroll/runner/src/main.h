@@ -15,7 +15,6 @@ extern bool had_shell;  /* when we started: one that is gone since is not the im
 extern u8 instance[16]; /* random: a host that comes back must find the one it left */
 
 void lease_set(u64 duration_ns); /* 0: as it was; renews it, too */
-void lease_entrust(u64 duration_ns); /* the same, and from now on we outlive whoever started us */
 void lease_renew(void);
 
 int bench_main(int argc, char **argv);

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayroll.errors import ConfigError, RayrollError, SandboxLostError, SubstrateError
-from rayroll.substrates import Channel, SandboxSpec, Substrate, can_adopt
+from rayroll.substrates import Channel, SandboxSpec, Substrate
 from rayroll.testing.conformance._program import program
 from rayroll.testing.conformance._registry import Capability, Check
 from rayroll.testing.sandboxes import Live, open_sandbox
@@ -173,7 +173,7 @@ class Lab:
             case Capability.REATTACH:
                 return "" if self.substrate.reattach else "the substrate cannot open a broken stream again"
             case Capability.ADOPT:
-                return "" if can_adopt(self.substrate) else "its sandboxes end with the process that made them"
+                return "" if self.substrate.can_adopt else "its sandboxes end with the process that made them"
             case Capability.OWN_PIDS:
                 return "" if greeting.is_init else f"the runner is process {greeting.pid}, not PID 1 of a namespace"
             case Capability.OWN_KERNEL:

@@ -1,0 +1,36 @@
+"""The driver's end of a host, and what becomes of whoever waits there when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import little
+import pytest
+
+from rayroll.errors import HostLostError
+from rayroll.executor.link import HostLink
+from rayroll.executor.messages import HostSetup
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+async def test_whoever_makes_a_task_known_hears_that_the_host_was_given_up() -> None:
+    link = HostLink(HostSetup("simulated", secrets.token_hex(6), "link"))
+    await link.start()
+    telling = asyncio.ensure_future(link.teach(little.task()))
+    await asyncio.sleep(0)
+    link.abandon()
+    with pytest.raises(HostLostError):
+        await telling
+
+
+async def test_whoever_stops_waiting_for_a_task_to_be_known_is_cancelled() -> None:
+    link = HostLink(HostSetup("simulated", secrets.token_hex(6), "link"))
+    await link.start()
+    telling = asyncio.ensure_future(link.teach(little.task()))
+    await asyncio.sleep(0)
+    telling.cancel()
+    link.abandon()
+    with pytest.raises(asyncio.CancelledError):
+        await telling
