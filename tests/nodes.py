@@ -263,12 +263,14 @@ def cheap_nodes(
 
     ray.shutdown()  # that of tests before
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        own = Path(folder, "ray")
+        own.mkdir()
         with pytest.MonkeyPatch.context() as here:
             # It writes down its address for whoever looks for a cluster in this folder: nobody else shall join it.
             here.setenv("RAY_TMPDIR", folder)
             cluster = Cluster(
                 initialize_head=True,
-                head_node_args={"num_cpus": 0, "include_dashboard": False, "temp_dir": folder},
+                head_node_args={"num_cpus": 0, "include_dashboard": False, "temp_dir": str(own)},
             )
         try:
             cluster.workers = [
