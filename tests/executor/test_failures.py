@@ -144,7 +144,9 @@ async def test_a_missing_image_is_not_asked_for_twice(opened: Opened) -> None:
     assert rollout.failure is not None and rollout.failure.error == "ImageError"
 
 
-# --- hosts ---
+# --- hosts: what becomes of sandboxes that no other host can take over (test_reattach.py is about the others) ---
+
+PLAIN = {"rootfs": "host", "isolation": "none"}
 
 
 async def kill_host(executor: Executor) -> None:
@@ -152,7 +154,7 @@ async def kill_host(executor: Executor) -> None:
 
 
 async def test_a_host_that_dies_is_replaced_and_what_it_spoilt_is_made_again(opened: Opened) -> None:
-    async with opened() as executor:
+    async with opened("simulated") as executor:
         policy = Saboteur(lambda turn: kill_host(executor))
         rollouts = await played(executor, policy, samples_per_task=6, max_in_flight=3)
     assert [r.reward for r in rollouts] == [1.0] * 6
@@ -170,7 +172,7 @@ def connections() -> dict[str, int]:
     return found
 
 
-async def test_a_connection_to_a_host_that_breaks_costs_attempts_and_not_the_run(opened: Opened) -> None:
+async def test_a_connection_to_a_host_that_breaks_costs_time_and_not_the_run(opened: Opened) -> None:
     before = await asyncio.to_thread(connections)
     async with opened() as executor:
 
@@ -185,13 +187,11 @@ async def test_a_connection_to_a_host_that_breaks_costs_attempts_and_not_the_run
         rollouts = await played(executor, Saboteur(cut), samples_per_task=3)
     assert lines, "there was no direct line to cut"
     assert [r.reward for r in rollouts] == [1.0] * 3
-    assert 2 in {r.attempts for r in rollouts}
 
 
 async def test_a_command_that_was_under_way_when_its_host_died_ran_once(opened: Opened, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    plain = {"rootfs": "host", "isolation": "none"}  # so that a command can leave a mark outside its sandbox
-    async with opened(substrate_config=plain) as executor:
+    async with opened(substrate_config=PLAIN) as executor:  # in which a command can leave a mark outside its sandbox
 
         async def kill_when_it_runs(turn: Turn) -> None:
             async def soon() -> None:
@@ -210,7 +210,7 @@ async def test_a_command_that_was_under_way_when_its_host_died_ran_once(opened: 
 
 
 async def test_a_rollout_whose_host_died_between_two_steps_does_not_go_on_elsewhere(opened: Opened) -> None:
-    async with opened() as executor:
+    async with opened(substrate_config=PLAIN) as executor:
 
         async def kill_and_wait(turn: Turn) -> None:
             await kill_host(executor)
@@ -222,13 +222,17 @@ async def test_a_rollout_whose_host_died_between_two_steps_does_not_go_on_elsewh
 
 
 async def test_with_a_host_each_only_the_rollout_of_the_dead_host_is_spoilt(opened: Opened) -> None:
-    async with opened(isolation="actor") as executor:
+    all_there = asyncio.Barrier(3)
 
-        async def kill(turn: Turn) -> None:
-            os.kill((await sandbox_of(executor, turn)).host_pid, signal.SIGKILL)
+    class Gathered:
+        async def act(self, turn: Turn) -> Act:
+            if (turn.attempt, turn.index) == (1, 1) and await all_there.wait() == 0:
+                os.kill(executor.hosts[0].pid, signal.SIGKILL)
+            return Act("sleep 1", submit=turn.index == 2)
 
-        rollouts = await played(executor, Saboteur(kill), samples_per_task=3, max_in_flight=3, seed=10)
-    assert [(r.reward, r.attempts) for r in rollouts] == [(1.0, 1), (1.0, 2), (1.0, 1)]
+    async with opened("simulated", isolation="actor") as executor:
+        rollouts = await played(executor, Gathered(), samples_per_task=3, max_in_flight=3)
+    assert sorted((r.reward, r.attempts) for r in rollouts) == [(1.0, 1), (1.0, 1), (1.0, 2)]
 
 
 async def test_a_host_that_stands_still_loses_its_sandboxes_one_lease_later(opened: Opened) -> None:
