@@ -16,6 +16,8 @@ from rayroll.substrates import Shell
 
 __all__ = ["has_terminal", "join", "size"]
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 def has_terminal() -> bool:
     """Somebody sits here, and nothing is redirected."""
@@ -33,6 +35,9 @@ async def join(shell: Shell, *, with_terminal: bool) -> int | None:
 
     Returns:
         Its exit code; None: its sandbox ended with it.
+
+    Raises:
+        CancelledError: This program was told to end (SIGTERM, SIGHUP); the terminal is as it was.
     """
     typed: asyncio.Queue[bytes] = asyncio.Queue()
     _read_in_thread(typed)
@@ -92,12 +97,19 @@ async def _follow_size(shell: Shell) -> None:
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
+    """Every key is handed on, until whoever waits here goes on, or is cancelled because this program is to end."""
+    loop, waiting = asyncio.get_running_loop(), asyncio.current_task()
+    assert waiting is not None
     before = termios.tcgetattr(0)
+    for number in ENDING:
+        loop.add_signal_handler(number, waiting.cancel)
     tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is meant for the shell
     try:
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
+        for number in ENDING:
+            loop.remove_signal_handler(number)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -20,6 +20,7 @@ __all__ = ["shell"]
 
 ENDED_WITH_ITS_SANDBOX = 137
 """The exit code of a shell whose sandbox was removed under it: what it died of."""
+TOLD_TO_END = 143
 
 
 def shell(
@@ -40,7 +41,11 @@ def shell(
     if rollout is None or as_list:
         _list(ledger.kept(), ledger.folders)
         return
-    raise typer.Exit(asyncio.run(_enter(ledger.find(rollout), command or ())))
+    try:
+        code = asyncio.run(_enter(ledger.find(rollout), command or ()))
+    except asyncio.CancelledError:
+        code = TOLD_TO_END
+    raise typer.Exit(code)
 
 
 async def _enter(rollout: Rollout, argv: Sequence[str]) -> int:

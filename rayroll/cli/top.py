@@ -92,7 +92,8 @@ def _hosts(board: dict[str, Any]) -> Table:
     for column in ("host", "running", "starting", "of at most", "warm", "start p50", ""):
         table.add_column(column, justify="left" if column in ("host", "") else "right")
     for host in board["hosts"]:
-        state = "down" if not host["is_up"] else f"rests {host['rests_s']:.0f} s" if host["rests_s"] else ""
+        rests = f"rests {host['rests_s']:.0f} s" if host["rests_s"] else ""
+        state = "down" if not host["is_up"] else f"short of {host['short_of']}" if host["short_of"] else rests
         counts = (f"{host[name]:.0f}" for name in ("running", "starting", "start_limit", "warm"))
         table.add_row(host["name"], *counts, _seconds(host["start_p50_s"]), state)
     return table

@@ -32,6 +32,8 @@ from rayroll.types import Rollout, Task
 
 __all__ = ["Executor", "collect", "connect_to_ray"]
 
+logger = logging.getLogger(__name__)
+
 TELL_S = 1.0
 """How often the board is written."""
 CLOSE_S = 5.0
@@ -112,6 +114,8 @@ class Executor:
         self._keeper.open(self._hosts, self._control.post)
         self._tally, self._prometheus = Tally(self.run_id, substrate), Prometheus(substrate)
         self._telling: asyncio.Task[None] | None = None
+        self._short: set[str] = set()
+        """Hosts that were said to be short of something."""
         self._runs: set[Run] = set()
         self._kept_until_s: list[float] = []
         self._numbers = itertools.count(1)
@@ -241,7 +245,14 @@ class Executor:
             await asyncio.sleep(TELL_S)
             snapshot = self.snapshot()
             self._prometheus.show(snapshot)
+            self._warn_of_short(snapshot)
             await self._hosts.hang_up(self._tally.board(snapshot))
+
+    def _warn_of_short(self, snapshot: Snapshot) -> None:
+        short = {name: host["short_of"] for name, host in snapshot.hosts.items() if host["short_of"]}
+        for name in short.keys() - self._short:
+            logger.warning("host %s starts nothing for now, it is short of %s", name, short[name])
+        self._short = set(short)
 
     def _note(self, rollout: Rollout) -> None:
         self._tally.add(rollout)

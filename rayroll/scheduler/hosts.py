@@ -100,13 +100,20 @@ class Host:
 
     def is_healthy(self) -> bool:
         """Up, with memory and disk to spare, as far as it said."""
+        return self.is_up and not self.short_of()
+
+    def short_of(self) -> str:
+        """What it has too little of to start anything, by what it said last; empty: nothing."""
         report, config = self._report, self._config
-        return (
-            self.is_up
-            and (report.free_memory_mib is None or report.free_memory_mib >= config.least_free_memory_mib)
-            and (report.free_disk_mib is None or report.free_disk_mib >= config.least_free_disk_mib)
-            and (report.pressure is None or report.pressure <= config.most_pressure)
-        )
+        for what, free_mib, least_mib in (
+            ("memory", report.free_memory_mib, config.least_free_memory_mib),
+            ("disk", report.free_disk_mib, config.least_free_disk_mib),
+        ):
+            if free_mib is not None and free_mib < least_mib:
+                return f"{what}: {free_mib} MiB are free, {least_mib} are to stay so"
+        if report.pressure is not None and report.pressure > config.most_pressure:
+            return f"memory: its processes stall for it {report.pressure:.0%} of the time"
+        return ""
 
     def is_open(self, now_s: float) -> bool:
         """There are needs that it could meet now."""
@@ -302,13 +309,22 @@ class Hosts:
         return (2, host.load) if host.may_fetch(needs) else (math.inf, math.inf)
 
     def could_ever(self, needs: Needs, *, but: Collection[str] = ()) -> bool:
-        """Some host that is up could take it, if not now."""
-        return any(host.is_up and host.suits(needs) and host.name not in but for host in self)
+        """Some host that is up could take it, if not now: one that is short as well, as long as it holds something."""
+        return any(
+            host.is_up
+            and host.suits(needs)
+            and host.name not in but
+            and (host.running > 0 or host.idle > 0 or host.is_healthy())
+            for host in self
+        )
 
     def why_not(self, needs: Needs) -> str:
         """Why none could."""
         if not any(host.is_up for host in self):
             return "no host is up"
+        short = [f"{host.name} is short of {host.short_of()}" for host in self if host.is_up and host.suits(needs)]
+        if short:
+            return f"no host can take it: {'; '.join(short[:3])}"
         labels = ", ".join(f"{name}={value}" for name, value in sorted(needs.labels))
         wants = [*([f"labels {labels}"] if labels else []), f"{needs.memory_mib} MiB memory, {needs.disk_mib} MiB disk"]
         return f"no host can take it: it needs {'; '.join(wants)}"

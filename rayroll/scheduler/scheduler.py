@@ -81,7 +81,8 @@ class SchedulerConfig(Config):
     spares: SpareConfig = Field(default_factory=SpareConfig)
     """When a rollout is late enough for a second attempt."""
     patience_s: float = Field(default=120.0, gt=0.0)
-    """A rollout that no host could ever take is given up after so long without one."""
+    """A rollout that no host can take is given up after so long: none has its labels, or all that have are short of
+    memory or disk although they run nothing."""
     grace_s: float = Field(default=60.0, gt=0.0)
     """What has expired is stopped after so long, and given up after so long again."""
 
@@ -93,8 +94,8 @@ class Snapshot:
     waiting: int
     stages: dict[Stage, int]
     """Attempts by what they wait for."""
-    hosts: dict[str, dict[str, float]]
-    """By host: running, starting, start_limit, warm, rests_s, is_up."""
+    hosts: dict[str, dict[str, Any]]
+    """By host: running, starting, start_limit, warm, rests_s, is_up, short_of (empty: of nothing)."""
     warm_hits: int
     warm_misses: int
     """Rollouts that got a warm sandbox, and those that did not although some are kept."""
@@ -195,6 +196,7 @@ class Scheduler:
                     "warm": sum(map(len, host.warm.values())),
                     "rests_s": max(0.0, host.starts.rests_until_s - self._now_s),
                     "is_up": host.is_up,
+                    "short_of": host.short_of(),
                 }
                 for host in self._hosts
             },

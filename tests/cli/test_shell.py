@@ -9,6 +9,7 @@ import json
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -167,6 +168,17 @@ def test_a_shell_whose_sandbox_is_removed_says_so_and_gives_the_terminal_back(ke
         assert sitting.echoes()
     gone = rayroll("shell", "short-lived", cwd=kept.folder)
     assert gone.returncode == 2 and b"gone before its time" in gone.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_it_gets_the_terminal_back(kept: Waiting, number: signal.Signals) -> None:
+    with terminal(kept) as sitting:
+        sitting.type("echo h''ere\n")
+        sitting.expect("here\r\n")
+        assert not sitting.echoes()
+        sitting.process.send_signal(number)
+        assert sitting.process.wait() == 143
+        assert sitting.echoes()
 
 
 def test_without_a_terminal_streams_stay_apart_and_the_exit_code_comes_through(kept: Waiting) -> None:

@@ -257,6 +257,26 @@ def test_a_rollout_that_no_host_could_ever_take_is_given_up_with_the_reason() ->
     assert play.after(0.3) == [Settle("a", None, reason)]
 
 
+def test_a_rollout_is_given_up_where_every_host_is_short_although_it_runs_nothing() -> None:
+    play = Play(HostUp("h", slots=1), patience_s=10.0).open()
+    play.tell(HostReport("h", free_memory_mib=300))
+    play.ask("a")
+    reason = "no host can take it: h is short of memory: 300 MiB are free, 512 are to stay so"
+    assert play.after(9.9) == []
+    assert play.scheduler.snapshot().hosts["h"]["short_of"] == "memory: 300 MiB are free, 512 are to stay so"
+    assert play.after(0.3) == [Settle("a", None, reason)]
+
+
+def test_a_host_that_is_short_of_what_its_own_rollouts_use_is_waited_for() -> None:
+    play = Play(HostUp("h", slots=2), patience_s=10.0).open()
+    play.ask("a")
+    play.tell(HostReport("h", free_disk_mib=10))
+    play.ask("b")
+    assert play.after(100.0) == []
+    play.tell(Ended(id("a"), "done"))
+    assert play.tell(HostReport("h", free_disk_mib=5000)) == [start("b")]
+
+
 def test_patience_begins_anew_when_a_host_has_come_and_gone() -> None:
     play = Play(HostUp("h", slots=1), patience_s=10.0).open()
     play.tell(HostDown("h"))
