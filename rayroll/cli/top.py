@@ -27,7 +27,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document for each look.")] = False,
 ) -> None:
-    """Show what every executor is doing: slots, phases, rates, failures by fault, slowest hosts and tasks."""
+    """Show what every executor is doing: slots, phases, rates, failures by fault, slowest hosts and images."""
     join(address)
     try:
         asyncio.run(_watch(every_s, once=once, as_json=as_json))
@@ -56,7 +56,7 @@ def picture(found: list[dict[str, Any]]) -> Group:
     """Boards as people read them."""
     if not found:
         return Group(Text("no executor is at work in this cluster"))
-    return Group(*(part for board in found for part in (_executors(board), _hosts(board), _tasks(board))))
+    return Group(*(part for board in found for part in (_executors(board), _hosts(board), _images(board))))
 
 
 def _executors(board: dict[str, Any]) -> Table:
@@ -99,12 +99,12 @@ def _hosts(board: dict[str, Any]) -> Table:
     return table
 
 
-def _tasks(board: dict[str, Any]) -> Table:
+def _images(board: dict[str, Any]) -> Table:
     table = Table(box=None)
-    for column in ("slowest tasks", "starts", "start p50", "infra failures"):
-        table.add_column(column, justify="left" if column == "slowest tasks" else "right")
-    for task in board["tasks"]:
-        table.add_row(task["id"], str(task["starts"]), _seconds(task["start_p50_s"]), str(task["infra"]))
+    for column in ("slowest images, or tasks without", "starts", "start p50", "infra failures"):
+        table.add_column(column, justify="left" if "images" in column else "right")
+    for image in board["images"]:
+        table.add_row(image["name"], str(image["starts"]), _seconds(image["start_p50_s"]), str(image["infra"]))
     return table
 
 

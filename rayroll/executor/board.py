@@ -26,9 +26,9 @@ __all__ = ["Tally", "boards", "join"]
 WINDOW_S = 60.0
 """Rates are over this long."""
 KEPT = 50
-"""Starts that are remembered for each host and each task."""
+"""Starts that are remembered for each host and each image."""
 SHOWN = 10
-"""Hosts and tasks on a board, the slowest first."""
+"""Hosts and images on a board, the slowest first."""
 READ_S = 5.0
 KNOCK_S = 5.0
 """Longest wait for the head to be reached."""
@@ -45,8 +45,13 @@ class Tally:
         self._failures: Counter[str] = Counter()
         self._lately: deque[tuple[float, int]] = deque()
         self._starts_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
-        self._task_starts_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
-        self._task_failures: Counter[str] = Counter()
+        self._image_of: dict[str, str] = {}
+        self._image_starts_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._image_failures: Counter[str] = Counter()
+
+    def know(self, images: Mapping[str, str | None]) -> None:
+        """The images of some tasks, by their ids. A task that needs none counts for itself."""
+        self._image_of.update((task, image or task) for task, image in images.items())
 
     def add(self, rollout: Rollout) -> None:
         """One more is over."""
@@ -56,12 +61,13 @@ class Tally:
         self._reward += rollout.reward or 0.0
         self._steps += len(rollout.steps)
         self._attempts += rollout.attempts
+        image = self._image_of.get(rollout.task_id, rollout.task_id)
         if rollout.failure is not None:
             self._failures[rollout.failure.fault] += 1
-            self._task_failures[rollout.task_id] += rollout.failure.fault == "infra"
+            self._image_failures[image] += rollout.failure.fault == "infra"
         if rollout.cold_start_s is not None:
             self._starts_s[rollout.host].append(rollout.cold_start_s)
-            self._task_starts_s[rollout.task_id].append(rollout.cold_start_s)
+            self._image_starts_s[image].append(rollout.cold_start_s)
         self._lately.append((now_s, len(rollout.steps)))
         self._forget(now_s)
 
@@ -78,9 +84,14 @@ class Tally:
             {"name": name, **values, "start_p50_s": _middle(self._starts_s.get(name))}
             for name, values in snapshot.hosts.items()
         ]
-        tasks = [
-            {"id": id, "start_p50_s": _middle(starts_s), "starts": len(starts_s), "infra": self._task_failures[id]}
-            for id, starts_s in self._task_starts_s.items()
+        images = [
+            {
+                "name": name,
+                "start_p50_s": _middle(starts_s),
+                "starts": len(starts_s),
+                "infra": self._image_failures[name],
+            }
+            for name, starts_s in self._image_starts_s.items()
         ]
         return {
             **self._who,
@@ -98,7 +109,7 @@ class Tally:
             "warm_hits": snapshot.warm_hits,
             "warm_misses": snapshot.warm_misses,
             "hosts": sorted(hosts, key=_slowest)[:SHOWN],
-            "tasks": sorted(tasks, key=_slowest)[:SHOWN],
+            "images": sorted(images, key=_slowest)[:SHOWN],
         }
 
 

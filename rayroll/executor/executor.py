@@ -213,6 +213,7 @@ class Executor:
         samples = [sample for sample in samples if sample.rollout_id not in finished]
         trusted = is_trusted(policy)
         images = {task.id: self._wants.image_of(spec_of(task, trusted=trusted)) for task in tasks}
+        self._tally.know(images)
         for task in tasks:
             self._keeper.know(task, images[task.id], trusted=trusted)
         rules = Rules(policy, config, self._session, Gate(), self._kept_until_s)

@@ -45,13 +45,16 @@ async def board_of(run_id: str, **wanted: Any) -> dict[str, Any]:
 async def test_a_board_says_what_a_run_does_and_top_shows_it(opened: Opened) -> None:
     import ray
 
-    async with opened("simulated", run_id="watched") as executor:
+    async with opened(
+        "simulated", run_id="watched", substrate_config={"profile": {"pull": {"median_s": 0.01}}}
+    ) as executor:
         executor.submit([little.task()], Hangs(), samples_per_task=5)
         board = await board_of("watched", rollouts=4, stages={"policy": 1})
         assert (board["valid"], board["mean_reward"], board["waiting"], board["failures"]) == (4, 1.0, 0, {})
         (host,) = board["hosts"]
         assert (host["running"], host["starting"], host["is_up"]) == (1, 0, True)
-        assert board["tasks"][0]["id"] == "little/write"
+        (image,) = board["images"]
+        assert (image["name"], image["starts"], image["infra"]) == (little.IMAGE, 4, 0)
         address = ray.get_runtime_context().gcs_address
         command = [*TOP, "--json", "--address", address]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
@@ -64,10 +67,20 @@ async def _is_empty() -> bool:
     return await boards() == []
 
 
-def test_the_picture_has_a_row_for_each_executor_its_hosts_and_its_slowest_tasks() -> None:
+def test_the_picture_has_a_row_for_each_executor_its_hosts_and_its_slowest_images() -> None:
     from rich.console import Console
 
-    host = {"name": "ab-0", "running": 3, "starting": 1, "start_limit": 4, "warm": 2, "rests_s": 7.0, "is_up": True}
+    host = {
+        "name": "ab-0",
+        "running": 3,
+        "starting": 1,
+        "start_limit": 4,
+        "warm": 2,
+        "rests_s": 7.0,
+        "is_up": True,
+        "short_of": "",
+    }
+    short = {**host, "name": "cd-0", "short_of": "disk: 3 MiB are free, 1024 are to stay so", "start_p50_s": None}
     board: dict[str, Any] = {
         "run_id": "r1",
         "substrate": "docker",
@@ -82,15 +95,16 @@ def test_the_picture_has_a_row_for_each_executor_its_hosts_and_its_slowest_tasks
         "retries": 1,
         "spares": 0,
         "failures": {"infra": 1, "policy": 2},
-        "hosts": [{**host, "start_p50_s": 0.31}],
-        "tasks": [{"id": "pack/slow", "start_p50_s": 75.0, "starts": 2, "infra": 1}],
+        "hosts": [{**host, "start_p50_s": 0.31}, short],
+        "images": [{"name": "debian:slow", "start_p50_s": 75.0, "starts": 2, "infra": 1}],
     }
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     console.print(picture([board]))
     console.file.close()
     text = console.export_text()
-    for words in ("run r1 on docker", "infra 1, policy 2", "ab-0", "310 ms", "rests 7 s", "pack/slow", "75.0 s"):
-        assert words in text
+    words = ("run r1 on docker", "infra 1, policy 2", "ab-0", "310 ms", "rests 7 s", "debian:slow", "75.0 s")
+    for word in (*words, "short of disk: 3 MiB are free"):
+        assert word in text
 
 
 def test_without_a_cluster_top_says_what_to_do() -> None:
