@@ -90,10 +90,11 @@ class _Trainer:
                 if run in self._runs:
                     self._runs[run].room.release()
 
-    def _work(self, work: Any) -> None:
+    def _work(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._working.add(task)
         task.add_done_callback(self._working.discard)
+        return task
 
     async def _answer(self, ask: Ask) -> None:
         value, error = None, None
@@ -115,6 +116,8 @@ class _Trainer:
                 return self._executor.snapshot()
             case "submit":
                 return self._submit(self._executor, ask.run, **ask.arguments)
+        if ask.run not in self._runs:
+            return None  # the run is over: nothing is left to steer
         run = self._runs[ask.run].run
         match ask.what:
             case "pause":
@@ -137,7 +140,7 @@ class _Trainer:
         policy = (_Showing if shows_last else _Away)(number, self._line)
         run = executor.submit(policy=policy, max_in_flight=max_in_flight, **arguments)
         lent = self._runs[number] = _Lent(run, policy, max_in_flight)
-        self._work(lent.forward(number, self._line))
+        self._work(lent.forward(number, self._line)).add_done_callback(lambda _: self._runs.pop(number))
 
 
 class _Lent:

@@ -227,7 +227,6 @@ class RemoteExecutor:
                 answer.set_exception(error)
         for run in list(self._runs.values()):
             run.end(error)
-        self._runs.clear()
 
 
 class RemoteRun(Reading):
@@ -292,6 +291,7 @@ class RemoteRun(Reading):
 
     def end(self, error: BaseException | None) -> None:
         """Nothing more comes."""
+        self._executor._runs.pop(self._number, None)
         for thinking in self._thinking.values():
             thinking.cancel()
         if not self._has_ended:
