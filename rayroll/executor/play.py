@@ -433,6 +433,10 @@ class Attempt:
 
     def _take_over(self, done: Completion, start_ns: int) -> None:
         self._covered_ns = self._recorder.now_ns()
+        if isinstance(done.value, ExecResult) and done.value.timing.busy_ns > done.residence_ns:
+            # Begun in a host that died: its runner measured all of it, this host saw its end. The rest is transport.
+            self._recorder.add_command(start_ns, self._covered_ns, done.value.timing)
+            return
         self._recorder.add_remote(
             start_ns,
             self._covered_ns,

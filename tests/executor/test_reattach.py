@@ -67,10 +67,11 @@ async def played(kind: str, policy: Murderer, **options: Any) -> Rollout:
 
 @pytest.mark.parametrize("isolation", ["node", "actor"])
 async def test_a_command_goes_on_while_its_host_dies_and_its_result_arrives(kind: str, isolation: str) -> None:
-    policy = Murderer(during=(1,))
+    policy = Murderer(during=(1,), pause_s=3.0)
     rollout = await played(kind, policy, isolation=isolation)
     assert policy.seen == ["", "1", "2", "3", "4"]
     assert (rollout.reward, rollout.attempts, rollout.moves, rollout.failure) == (1.0, 1, 1, None)
+    assert rollout.timing.phases["run"] > 3.0, "it ran while no host was there, too"
 
 
 async def test_a_sandbox_waits_for_its_policy_although_its_host_died_and_longer_than_the_old_lease(
