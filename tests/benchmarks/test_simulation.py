@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from _simulation import CONTAINERS, CROWDED, Cluster, Curve, Provider, Trouble, Work
+from jumping_clock import JumpingClock
 
 from rayroll import Client, SessionConfig, Task
 from rayroll.scheduler import SchedulerConfig
@@ -80,36 +78,3 @@ def test_a_provider_refuses_whoever_asks_too_often() -> None:
 def test_a_lost_node_spoils_what_it_runs() -> None:
     lost = outcome(SECOND, 4, curve=None, nodes=2, slots=2, troubles=[Trouble(0, 0.5, 5.0, is_down=True)])
     assert (lost.done, lost.attempts, lost.retries) == (4, 6, 2)
-
-
-class JumpingClock:
-    """Jumps to the next call that is due whenever nothing else is left to do."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._due: list[tuple[float, int, JumpingClock.Call]] = []
-        self._numbers = itertools.count()
-
-    class Call:
-        def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
-            self.callback, self.args, self.cancelled = callback, args, False
-
-        def cancel(self) -> None:
-            self.cancelled = True
-
-    def time(self) -> float:
-        return self.now_s
-
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> JumpingClock.Call:
-        call = self.Call(callback, args)
-        heapq.heappush(self._due, (self.now_s + delay, next(self._numbers), call))
-        return call
-
-    async def jump(self) -> None:
-        while True:
-            for _ in range(50):  # let everybody do what they can without time
-                await asyncio.sleep(0)
-            if self._due:
-                self.now_s, _, call = heapq.heappop(self._due)
-                if not call.cancelled:
-                    call.callback(*call.args)
