@@ -55,6 +55,9 @@ async def test_commands_state_files_and_killing(emulated: Path, namespaces: None
         mark = str(10_000_000 + secrets.randbelow(10_000_000))  # another run's may be there
         r = await box.sh(f"echo before; sleep {mark} & env -i setsid sleep {mark}; echo no", timeout_s=1.5, grace_s=0.2)
         assert (r.output, r.timed_out) == ("before\n", True)
+        # Emulated, what a killed shell leaves goes now and then to the runner instead of its keeper (once in some runs
+        # of everything; why is not known, and never seen without the emulator): then only this reaches it.
+        await box.client.kill_all()
         while await box.running(mark):  # the emulator takes a moment to die
             pass
         data = os.urandom(1 << 20)
