@@ -4,8 +4,8 @@
     python cluster/check.py --require docker
     ray job submit --working-dir . -- python cluster/check.py --require docker
 
-A node answers what `rayroll doctor` says there. Exit code 1 where one does not answer, has another version of Python or
-Ray than the head, or cannot run what is required.
+A node answers what `rayroll doctor` says there. Exit code 1 where one does not answer, where they differ in Python or
+Ray, or where one that has CPUs cannot run what is required.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def ask_all(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _row(node: dict[str, Any], answer: Any) -> dict[str, Any]:
     labels = {name: value for name, value in (node.get("Labels") or {}).items() if not name.startswith("ray.io/")}
-    row = {"node": node["NodeManagerHostname"], "id": node["NodeID"], "labels": labels, "error": ""}
+    plays = bool(node["Resources"].get("CPU"))  # a head without CPUs gets no hosts
+    row = {"node": node["NodeManagerHostname"], "id": node["NodeID"], "plays": plays, "labels": labels, "error": ""}
     try:
         return row | ray.get(answer, timeout=0)
     except ray.exceptions.GetTimeoutError:
@@ -81,7 +82,7 @@ def problems(rows: Sequence[dict[str, Any]], required: Sequence[str]) -> list[st
         if row["error"]:
             found.append(f"{row['node']}: {row['error']}")
             continue
-        for kind in required:
+        for kind in required if row["plays"] else ():
             probe = row["substrates"].get(kind)
             if probe is None:
                 found.append(
@@ -121,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     options = parser.parse_args(argv)
-    is_job = "RAY_JOB_ID" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    is_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # then the program is there already
     runtime_env = None if is_job else {"working_dir": str(CHECKOUT), "excludes": EXCLUDES}
     ray.init(
         options.address or os.environ.get("RAY_ADDRESS", "auto"),
@@ -131,8 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerHostname"]))
     rows = ask_all(nodes)
-    plays = {node["NodeID"] for node in nodes if node["Resources"].get("CPU")}
-    wrong = problems([row for row in rows if row["id"] in plays], [kind for kind in options.require.split(",") if kind])
+    wrong = problems(rows, [kind for kind in options.require.split(",") if kind])
     if options.json:
         print(json.dumps({"nodes": rows, "problems": wrong}))
     else:
