@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import subprocess
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from io import FileIO
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from rayroll.errors import SandboxLostError, SubstrateError
 from rayroll.substrates import SandboxSpec
+from rayroll.substrates import _door as door
 from rayroll.substrates import _leftovers as leftovers
 from rayroll.substrates._bwrap import Bubblewrap
 from rayroll.substrates._cgroup import Cgroups, Limits
@@ -35,8 +36,6 @@ T = TypeVar("T")
 RUNNER = "/.rayroll/runner"
 """Where the runner is in a sandbox."""
 RUNNER_LOG = "stderr"
-DOOR = "door"
-"""The socket in its folder that a later host comes to; outside of ``root``, so that nobody in the sandbox can."""
 
 
 class Box:
@@ -87,7 +86,7 @@ class Box:
     def _furnish(self, spec: SandboxSpec, system: System) -> None:
         self.remains.make_folder()
         if self.remains.isolated:
-            self._door = _listen(self.folder)
+            self._door = door.listen(self.folder)
         root = self.folder / "root"
         private = [root, *(self.folder / name for name, _ in system.private)]
         for folder in private:
@@ -213,7 +212,10 @@ class Box:
         # Looked at after the handle was opened: its number is not another's by now.
         if await self._in_thread(lambda: self.remains.state) != "running":
             raise SandboxLostError("the sandbox is gone", id=self.remains.id)
-        await self._tracked(self._in_thread(self.remains.write))
+        try:
+            await self._tracked(self._in_thread(self.remains.write))
+        except FileNotFoundError:
+            raise SandboxLostError("the sandbox is gone", id=self.remains.id) from None
         return await self.reopen()
 
     async def reopen(self) -> StreamChannel:
@@ -230,7 +232,7 @@ class Box:
                 self.channel.abort()
                 await self.channel.wait_until_closed()
             try:
-                sock = self._sock.dup() if self._sock is not None else await self._in_thread(_connect, self.folder)
+                sock = self._sock.dup() if self._sock is not None else await self._in_thread(door.connect, self.folder)
             except OSError as error:
                 raise SandboxLostError("the sandbox is gone", id=self.remains.id) from error
             self.channel = await channel_over(sock)
@@ -331,40 +333,6 @@ class Box:
         task = asyncio.ensure_future(work)
         self._pending.append(task)
         return await asyncio.shield(task)
-
-
-def _listen(folder: Path) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        os.fchmod(door.fileno(), 0o600)
-        with _short(folder) as path:
-            door.bind(path)
-        door.listen()
-    except BaseException:
-        door.close()
-        raise
-    return door
-
-
-def _connect(folder: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with _short(folder) as path:
-            sock.connect(path)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-@contextlib.contextmanager
-def _short(folder: Path) -> Iterator[str]:
-    """The door by a path that fits: that of a socket ends at 108 bytes, and folders can be chosen."""
-    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder_fd}/{DOOR}"
-    finally:
-        os.close(folder_fd)
 
 
 def _give(folders: Iterable[Path], uid: int) -> None:
