@@ -44,7 +44,7 @@ async def test_an_engine_that_is_away_for_a_moment_is_waited_for(
     for phase in ("exec", "between"):
         rollout = of(rollouts, phase)
         assert (rollout.attempts, len(rollout.steps)) == (1, 2), "found again, and no command ran twice"
-    assert of(rollouts, "exec").timing.env_s >= LONG_S
+    assert of(rollouts, "exec").timing.env_s >= 0.9 * LONG_S, "its run counts from when its exec was seen"
 
 
 async def test_an_engine_that_is_away_for_longer_than_a_lease_costs_attempts(

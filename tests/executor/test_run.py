@@ -98,7 +98,7 @@ async def test_the_boot_is_hidden_behind_the_first_generation(executor: Executor
 async def test_a_step_has_its_own_seconds_and_none_of_the_start_s(executor: Executor) -> None:
     (rollout,) = await played(executor, ScriptedPolicy(["sleep 0.2"], think_s=0.1))
     phases_s = rollout.steps[0].phases_s
-    assert phases_s["run"] >= 0.2 and phases_s["policy"] >= 0.1
+    assert phases_s["run"] >= 0.9 * 0.2 and phases_s["policy"] >= 0.1
     assert set(phases_s) <= {"policy", "dispatch", "transport", "spawn", "run", "drain", "host", "return", "other"}
 
 

@@ -36,11 +36,11 @@ async def durations_are_never_negative_and_fit_into_the_round_trip(lab: Lab) -> 
 
 @check(source="B27")
 async def run_is_the_time_that_the_command_took(lab: Lab) -> None:
-    """``sleep 0.2``: never less, and close to it in one of twenty tries, for the machine may be busy."""
+    """``sleep 0.2``: hardly less, and close to it in one of twenty tries, for the machine may be busy."""
     runs_s: list[float] = []
     while not runs_s or (min(runs_s) > 0.2 * 1.25 and len(runs_s) < 20):
         runs_s.append((await lab.box.sh("sleep 0.2")).timing.run_ns / 1e9)
-        expect(runs_s[-1] >= 0.2 * 0.99, "no run is shorter than its sleep", runs_s=runs_s)
+        expect(runs_s[-1] >= 0.2 * 0.9, "no run is shorter than its sleep, but for an exec that was seen late", runs_s=runs_s)
     expect(min(runs_s) <= 0.2 * 1.25, "the best run is close to its sleep", runs_s=runs_s)
 
 
