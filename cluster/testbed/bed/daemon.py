@@ -54,7 +54,7 @@ class Daemon:
         Raises:
             TestbedError: It exited, or did not answer in time; the message ends with its log. It is not left running.
         """
-        if self.pid() is not None and not _within(_PATIENCE_S, is_ready):
+        if self.pid() is not None and not within(_PATIENCE_S, is_ready):
             self.stop()  # it runs but is of no use: its socket was deleted, or it hangs
         if self.pid() is not None:
             return
@@ -65,7 +65,7 @@ class Daemon:
             exit_code = _exit_code(pid)
             return exit_code is not None or (self.pid() is not None and is_ready())
 
-        if _within(deadline_s, has_settled) and exit_code is None:
+        if within(deadline_s, has_settled) and exit_code is None:
             return
         how = f"did not answer within {deadline_s:.0f} s" if exit_code is None else f"exited with {exit_code}"
         self.stop()
@@ -125,9 +125,9 @@ def stop_process(pid: int, *, grace_s: float) -> None:
         return
     try:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
-        if not _within(grace_s, lambda: _is_gone(pid)):
+        if not within(grace_s, lambda: _is_gone(pid)):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-            if not _within(_KILLED_S, lambda: _is_gone(pid)):
+            if not within(_KILLED_S, lambda: _is_gone(pid)):
                 raise TestbedError(f"process {pid} does not end, not even by SIGKILL")
     except ProcessLookupError:
         return
@@ -141,8 +141,8 @@ def _exit_code(child: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether it comes to hold in time."""
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether it comes to hold in time; looked at every 50 ms."""
     ends_s = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > ends_s:

@@ -92,6 +92,8 @@ class Built(Recipe):
 
 _BUSYBOX = Busybox()
 _DEBIAN = Debian()
+PAUSE = Built("rayroll-testbed/pause:latest", "pause.Dockerfile", (_BUSYBOX,))
+"""What a pod's network lives in."""
 _WAVES: Sequence[Sequence[Recipe]] = (
     (_BUSYBOX, _DEBIAN),
     (
@@ -105,12 +107,12 @@ def ensure_all(kitchen: Kitchen, steps: Steps) -> None:
     """Have every base image in the engine. Those of one wave build on nothing in it and are made side by side."""
     for wave in _WAVES:
         with ThreadPoolExecutor() as pool:
-            for done in [pool.submit(_ensure, recipe, kitchen, steps) for recipe in wave]:
+            for done in [pool.submit(ensure, recipe, kitchen, steps) for recipe in wave]:
                 done.result()
     kitchen.engine.remove_build_stages()
 
 
-def _ensure(recipe: Recipe, kitchen: Kitchen, steps: Steps) -> None:
+def ensure(recipe: Recipe, kitchen: Kitchen, steps: Steps) -> None:
     """The engine has it; or it is loaded from the cache; or it is made, and put into the cache."""
     key = hashlib.sha256(recipe.text(kitchen)).hexdigest()[:12]
     engine = kitchen.engine

@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-COMMAND = Path(__file__).parent.parent / "testbed"
-CACHED_IMAGES = Path("/var/lib/rayroll-testbed/cache/images")
+from second_bed import CACHE, SecondBed, second_bed
 
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not CACHED_IMAGES.is_dir(),
+    os.geteuid() != 0 or not (CACHE / "images").is_dir(),
     reason="needs root and the image cache of a test bed (cluster/testbed/testbed up)",
 )
 
 
-class SecondBed:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = os.environ | {"RAYROLL_TESTBED_DIR": f"{folder}/state", "RAYROLL_TESTBED_RUN_DIR": f"{folder}/run"}
-
-    def __call__(self, *words: str) -> str:
-        done = subprocess.run([COMMAND, *words], env=self.env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def docker(self, *words: str) -> str:
-        host = {"DOCKER_HOST": f"unix://{self.folder}/run/docker.sock"}
-        done = subprocess.run(["docker", *words], env=self.env | host, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self("status", "--json", "docker"))["docker"]
-        return facts
-
-    def processes(self) -> list[str]:
-        """Command lines on this machine that name the bed's folder."""
-        lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-        return [line for line in lines if str(self.folder) in line and "pytest" not in line]
-
-    def mounts(self) -> list[str]:
-        return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
-
-
 @pytest.fixture(scope="module")
 def bed() -> Iterator[SecondBed]:
-    with tempfile.TemporaryDirectory(prefix="bed-") as name:  # short: sockets lie in it
-        bed = SecondBed(Path(name))
-        cache = Path(name, "state", "cache")
-        cache.mkdir(parents=True)
-        (cache / "images").symlink_to(CACHED_IMAGES)
-        try:
-            yield bed
-        finally:
-            bed("down", "--purge")
-        assert bed.processes() == []
-        assert bed.mounts() == []
+    with second_bed("images") as bed:
+        yield bed
 
 
 def test_a_second_up_changes_nothing(bed: SecondBed):
