@@ -33,9 +33,10 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("program", [code for _, code in PROGRAMS], ids=[where for where, _ in PROGRAMS])
-def test_programs_run(program: str) -> None:
-    check("local")
+@pytest.mark.parametrize(("where", "program"), PROGRAMS, ids=[where for where, _ in PROGRAMS])
+def test_programs_run(where: str, program: str) -> None:
+    page = where.partition(":")[0]
+    check(Path(page).stem if page.startswith("docs/substrates/") else "local")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

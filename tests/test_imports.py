@@ -109,7 +109,19 @@ def test_traces_never_import_ray() -> None:
     assert not [pair for pair in traces if pair[1].startswith(("ray.", "rayroll.executor")) or pair[1] == "ray"]
 
 
-HEAVY = ["ray", "docker", "wandb", "typer", "jinja2", "numpy.random._examples", "pandas", "kubernetes", "boto3"]
+HEAVY = [
+    "ray",
+    "docker",
+    "opensandbox",
+    "websockets",
+    "wandb",
+    "typer",
+    "jinja2",
+    "numpy.random._examples",
+    "pandas",
+    "kubernetes",
+    "boto3",
+]
 LOOK = """
 import os, sys, threading
 import gymnasium  # sets a variable for pygame

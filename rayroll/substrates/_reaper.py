@@ -4,7 +4,7 @@ A runner ends itself when its lease lapses, and its sandbox goes with it. Not so
 started (it stays until the engine restarts, AutoRemove or not), nor a private root in /tmp. No hook of the host runs
 on SIGKILL, and Ray ends a dead worker's children: so this is a grandchild in a session of its own, waiting for the end
 of a pipe. What was kept for somebody to look into, it leaves alone until its time is over. It is told what to watch in
-lines of JSON: ``{"watch": KEY, "sweep": "docker" | "local", "run": ..., "owner": ..., "lease_s": ..., ...}``,
+lines of JSON: ``{"watch": KEY, "sweep": "docker" | "local" | "opensandbox", "run": ..., "owner": ...}``,
 ``{"forget": KEY}``, and ``{"look": UNIX_S}`` for when something that was kept leaves a folder behind.
 
 Standard library only, and it imports nothing else of this package but ``_leftovers`` (see ``_reaping.BOOT``): 14 MB
@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -138,7 +139,8 @@ def sweep(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     Younger sandboxes with the same names are those of a host that was started again. What is kept is passed over, and
     ``kept`` gets the end of its time.
     """
-    return {"docker": sweep_docker, "local": sweep_local}[watch["sweep"]](watch, ended_unix_s, kept)
+    sweeps = {"docker": sweep_docker, "local": sweep_local, "opensandbox": sweep_opensandbox}
+    return sweeps[watch["sweep"]](watch, ended_unix_s, kept)
 
 
 def sweep_local(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
@@ -191,6 +193,24 @@ def sweep_docker(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     return found
 
 
+def sweep_opensandbox(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
+    """Sandboxes in any state, by their metadata. What a server was making when the host ended counts by its start."""
+    found = 0
+    wanted = quote("&".join(f"{quote(name)}={quote(value)}" for name, value in watch["metadata"].items()))
+    while True:
+        answer = ask(watch, "GET", f"/v1/sandboxes?page=1&pageSize=100&metadata={wanted}")
+        old = [
+            sandbox["id"]
+            for sandbox in answer.get("items", ())
+            if datetime.fromisoformat(sandbox["createdAt"]).timestamp() <= ended_unix_s + SETTLE_S
+        ]
+        for id in old:
+            ask(watch, "DELETE", f"/v1/sandboxes/{id}")
+        found += len(old)
+        if len(old) < 100:
+            return found
+
+
 def kept_name(name: str, until_unix_s: float) -> str:
     """What a container is renamed to when it is kept: labels cannot be changed any more."""
     own, adopted, by = name.partition(ADOPTED)
@@ -211,7 +231,7 @@ def ask(watch: Watch, method: str, path: str) -> Any:
     """
     connection = connect(watch)
     try:
-        connection.request(method, path, headers={"Host": "docker"})
+        connection.request(method, path, headers=watch.get("headers") or {"Host": "docker"})
         answer = connection.getresponse()
         body = answer.read()
     finally:
@@ -240,6 +260,8 @@ def connect(watch: Watch) -> http.client.HTTPConnection:
     if parts.scheme == "unix":
         return UnixConnection(parts.path)
     assert parts.hostname is not None
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=CALL_TIMEOUT_S)
     if not watch["tls_folder"]:
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=CALL_TIMEOUT_S)
     import ssl

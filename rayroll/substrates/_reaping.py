@@ -142,6 +142,19 @@ class Watches:
         }
         await self._cover(f"docker {endpoint.url}", order, lease)
 
+    async def cover_server(
+        self, url: str, headers: Mapping[str, str], metadata: Mapping[str, str], lease: Lease
+    ) -> None:
+        """The same for what an OpenSandbox server has with this metadata."""
+        order = {
+            "sweep": "opensandbox",
+            "url": url,
+            "tls_folder": None,
+            "headers": dict(headers),
+            "metadata": dict(metadata),
+        }
+        await self._cover(f"opensandbox {url}", order, lease)
+
     async def _cover(self, place: str, order: Mapping[str, Any], lease: Lease) -> None:
         key = f"{place} {lease.run_id} {lease.owner}"
         order = {**order, "run": lease.run_id, "owner": lease.owner, "lease_s": lease.duration_s}

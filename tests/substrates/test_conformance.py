@@ -19,6 +19,7 @@ from rayroll.runner.build import runner_path
 from rayroll.substrates import SandboxSpec, load
 from rayroll.substrates.docker import DockerConfig
 from rayroll.substrates.local import LocalConfig
+from rayroll.substrates.opensandbox import OpenSandboxConfig
 from rayroll.testing import conformance
 from rayroll.testing.conformance import Capability
 from rayroll.testing.conformance._program import program_path
@@ -55,6 +56,15 @@ TestDockerReadOnly = pytest.mark.docker(
 )
 TestDockerWithPython = pytest.mark.docker(
     conformance.suite(DockerConfig(), spec=SandboxSpec(image="python:3.11-slim"), only=PYTHONS, slow=False)
+)
+
+# The test bed's server has no egress image, so its sandboxes have a network whether they ask for it or not.
+TestOpenSandbox = pytest.mark.opensandbox(
+    conformance.suite(
+        OpenSandboxConfig(network="open"),
+        promises=(Capability.REATTACH, Capability.USERS, Capability.INTRUDER, Capability.MEMORY_LIMIT),
+        many=10,
+    )
 )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from second_bed import CACHE, SecondBed, second_bed
+
+CACHED_SERVER = CACHE / "opensandbox"
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not (CACHE / "images").is_dir(),
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[SecondBed]:
-    with second_bed("images") as bed:
+    with second_bed("images", *(["opensandbox"] if CACHED_SERVER.is_dir() else [])) as bed:
         yield bed
 
 
@@ -56,6 +59,34 @@ def test_up_recovers_from_killed_daemons(bed: SecondBed, killed: list[str]):
         os.kill(pids[name], signal.SIGKILL)
     bed("up", "docker")
     assert bed.docker("run", "--rm", "busybox", "echo", "alive") == "alive"
+
+
+def hosted(bed: SecondBed, path: str, body: dict[str, Any] | None = None) -> Any:
+    """One call to the bed's OpenSandbox server."""
+    variables = dict(line.removeprefix("export ").split("=", 1) for line in bed("env").splitlines())
+    request = urllib.request.Request(
+        f"http://{variables['OPEN_SANDBOX_DOMAIN']}/v1/{path}",
+        data=json.dumps(body).encode() if body else None,
+        headers={"OPEN-SANDBOX-API-KEY": variables["OPEN_SANDBOX_API_KEY"], "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+@pytest.mark.skipif(not CACHED_SERVER.is_dir(), reason="needs the cache of cluster/testbed/testbed up opensandbox")
+def test_the_hosted_server_comes_back_and_down_ends_its_sandboxes_and_no_others(bed: SecondBed):
+    bed("up", "opensandbox")
+    limits = {"cpu": "500m", "memory": "64Mi"}
+    image = {"uri": "busybox:latest"}
+    made = hosted(bed, "sandboxes", {"image": image, "entrypoint": ["sleep", "600"], "resourceLimits": limits})
+    other = bed.docker("run", "--detach", "--rm", "busybox", "sleep", "600")
+    server = json.loads(bed("status", "--json", "opensandbox"))["opensandbox"]["pids"]["opensandbox-server"]
+    os.kill(server, signal.SIGKILL)
+    bed("up", "opensandbox")
+    assert [item["id"] for item in hosted(bed, "sandboxes")["items"]] == [made["id"]]
+    bed("down", "opensandbox")
+    assert bed.docker("ps", "--all", "--quiet", "--no-trunc") == other
+    bed.docker("kill", other)
 
 
 def test_down_leaves_no_process_no_mount_and_no_bridge(bed: SecondBed):

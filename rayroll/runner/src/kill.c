@@ -112,7 +112,10 @@ bool kill_everything(void) {
         pid_t pid;
         /* Everybody in this pid namespace but ourselves. Where we are not its init this would kill the machine. */
         if (is_init) kill(-1, SIGKILL);
-        else kill_descendants(getpid(), SIGKILL);
+        else {
+            kill_descendants(getpid(), SIGSTOP); /* one by one: a shell would go on when its child is killed before it */
+            kill_descendants(getpid(), SIGKILL);
+        }
         while ((pid = waitpid(-1, &status, WNOHANG)) > 0) request_child_died(pid);
         if (pid < 0 && errno == ECHILD) return true;
         poll(&none, 1, 1);

@@ -87,9 +87,11 @@ static void take_signals(void) {
 /* --- privileges --- */
 
 /* With any of these a command could read the runner's memory, trace it, or have the kernel do it. Root gets its
- * capabilities back at exec from what is bounding or inheritable, so they leave all three sets; we need none of them. */
+ * capabilities back at exec from what is bounding or inheritable, so they leave all three sets; we need none of them.
+ * SETPCAP goes last, for dropping needs it, and so that a provider's daemon beside us, which holds our streams and has what
+ * its container gave it, has more than a command: the kernel then keeps its descriptors and memory from commands as well. */
 static void drop_capabilities(void) {
-    static const int dropped[] = {CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_PERFMON, CAP_BPF};
+    static const int dropped[] = {CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_PERFMON, CAP_BPF, CAP_SETPCAP};
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct sets[2];
     bool known = syscall(SYS_capget, &header, sets) == 0;
