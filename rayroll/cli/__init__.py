@@ -19,11 +19,12 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from rayroll.cli import doctor, gc, report, run, serve, shell, sweep, top
+    from rayroll.cli import doctor, gc, report, run, serve, shell, sweep, top, vm
 
     commands = (doctor.doctor, sweep.sweep, run.run, report.report, shell.shell, top.top, serve.serve, gc.gc)
     for command in commands:
         app.command()(command)
+    app.add_typer(vm.vm, name="vm")
 
 
 def main() -> None:

@@ -179,13 +179,27 @@ class Box:
     async def _spawn(self, argv: list[str], fds: tuple[int, ...], **popen: Any) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
         self._sock = ours
+        process = await self._launch(argv, fds, theirs, stdin=theirs, stdout=theirs, **popen)
+        self.channel = await channel_over(ours.dup())
+        return process
+
+    async def _launch(
+        self, argv: list[str], fds: tuple[int, ...], *theirs: socket.socket, **popen: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start its process, which gets ``fds`` and, as Popen's arguments say, ``theirs``: both are closed here."""
 
         async def start() -> subprocess.Popen[bytes]:
             try:
-                with theirs, await self._in_thread(self._open_log) as log:
-                    streams = {"stdin": theirs, "stdout": theirs, "stderr": log}
+                with contextlib.ExitStack() as stack:
+                    for end in theirs:
+                        stack.enter_context(end)
+                    log = stack.enter_context(await self._in_thread(self._open_log))
                     self._process = await spawn(
-                        argv, pass_fds=fds, start_new_session=True, umask=0o022, **streams, **popen
+                        argv,
+                        pass_fds=fds,
+                        start_new_session=True,
+                        umask=0o022,
+                        **{"stdout": log, "stderr": log, **popen},
                     )
             finally:
                 for fd in fds:  # ours, and only now: the thread may start the process after its waiter was cancelled
@@ -194,9 +208,7 @@ class Box:
             asyncio.get_running_loop().add_reader(self._handle, self._on_exit)
             return self._process
 
-        process = await self._tracked(start())
-        self.channel = await channel_over(ours.dup())
-        return process
+        return await self._tracked(start())
 
     async def take_over(self) -> StreamChannel:
         """Look after what another process has started, which has died. What it held for it, its runner holds.

@@ -1,4 +1,4 @@
-"""The socket by which a later host comes to a local sandbox: in its folder, outside the root that the sandbox sees."""
+"""The sockets by which a later host comes to what a sandbox's folder on this node holds, outside what it sees."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["connect", "listen"]
+__all__ = ["DOOR", "connect", "listen"]
+
+DOOR = "door"
+"""The one to its runner."""
 
 
-def listen(folder: Path) -> socket.socket:
-    """Make it, for its runner to be given. Only this user may connect."""
-    with contextlib.ExitStack() as failing:
-        door = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        os.fchmod(door.fileno(), 0o600)
-        with _path(folder) as path:
-            door.bind(path)
-        door.listen()
-        failing.pop_all()
-    return door
-
-
-def connect(folder: Path) -> socket.socket:
-    """Come to it. Raises OSError where nobody listens any more."""
+def listen(folder: Path, name: str = DOOR) -> socket.socket:
+    """Make one, to be given to who serves there. Only this user may connect."""
     with contextlib.ExitStack() as failing:
         sock = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        with _path(folder) as path:
+        os.fchmod(sock.fileno(), 0o600)
+        with _path(folder, name) as path:
+            sock.bind(path)
+        sock.listen()
+        failing.pop_all()
+    return sock
+
+
+def connect(folder: Path, name: str = DOOR) -> socket.socket:
+    """Come to one. Raises OSError where nobody listens any more."""
+    with contextlib.ExitStack() as failing:
+        sock = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        with _path(folder, name) as path:
             sock.connect(path)
         failing.pop_all()
     return sock
 
 
 @contextlib.contextmanager
-def _path(folder: Path) -> Iterator[str]:
+def _path(folder: Path, name: str) -> Iterator[str]:
     """One that fits: that of a socket ends at 108 bytes, and folders can be chosen."""
     folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{folder_fd}/door"
+        yield f"/proc/self/fd/{folder_fd}/{name}"
     finally:
         os.close(folder_fd)

@@ -20,7 +20,7 @@ from rayroll.substrates import _pytools as pytools
 from rayroll.substrates._cache import Held, Store, can_reach
 from rayroll.substrates._endpoint import Endpoint
 from rayroll.substrates._flight import SingleFlight
-from rayroll.substrates._rootfs import Exporter, image_system
+from rayroll.substrates._rootfs import Exporter, Rootfs, image_system
 from rayroll.substrates._system import System, host_system, with_python
 
 __all__ = ["Ground", "Site"]
@@ -111,6 +111,15 @@ class Ground:
         return False
 
     async def _on_image(self, spec: SandboxSpec, site: Site) -> System:
+        rootfs, tree = await self.tree(spec, site)
+        return await self._in_thread(image_system, rootfs, tree, spec)
+
+    async def tree(self, spec: SandboxSpec, site: Site) -> tuple[Rootfs, Path]:
+        """The files of a spec's image, exported once per node and held by ``site``.
+
+        Raises:
+            EngineDownError, ImageError, TaskError: The image cannot be had.
+        """
         rootfs, site.was_absent = await self._exporter.resolve(spec, site.phases_s)
         if self._exporter.endpoint is not None:
             await site.cover_engine(self._exporter.endpoint)
@@ -123,9 +132,9 @@ class Ground:
             site.was_absent = True
 
         start_s = time.monotonic()
-        tree = await self._hold(site, rootfs.entry, export)
+        tree = await self.hold(site, rootfs.entry, export)
         site.phases_s["pull"] = site.phases_s.get("pull", 0.0) + time.monotonic() - start_s
-        return await self._in_thread(image_system, rootfs, tree, spec)
+        return rootfs, tree
 
     async def _on_host(self, spec: SandboxSpec, site: Site, isolated: bool) -> System:
         system = await self._in_thread(functools.partial(host_system, spec, reader_uid=self._uid))
@@ -135,14 +144,16 @@ class Ground:
             return replace(system, env={**system.env, "PATH": f"{Path(sys.executable).parent}:{system.env['PATH']}"})
         start_s = time.monotonic()
         build = functools.partial(pytools.build, requirements=spec.host_packages)
-        environment = await self._hold(site, pytools.name_of(spec.host_packages), build)
+        environment = await self.hold(site, pytools.name_of(spec.host_packages), build)
         prefix = pytools.PREFIX
         if not await self._in_thread(can_reach, prefix, self._uid):
-            prefix = await self._hold(site, pytools.name_of(("prefix",)), pytools.copy_prefix)
+            prefix = await self.hold(site, pytools.name_of(("prefix",)), pytools.copy_prefix)
         site.phases_s["build"] = time.monotonic() - start_s
         return with_python(system, environment, prefix)
 
-    async def _hold(self, site: Site, name: str, build: Callable[[Path], None]) -> Path:
+    async def hold(self, site: Site, name: str, build: Callable[[Path], None]) -> Path:
+        """An entry of the store, made by ``build(empty folder)`` in a thread if need be, and held by ``site``."""
+
         async def make() -> None:
             (await self._in_thread(self._store.hold, name, build)).release()
 

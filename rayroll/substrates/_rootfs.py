@@ -13,6 +13,7 @@ import io
 import json
 import os
 import posixpath
+import secrets
 import subprocess
 import tarfile
 import time
@@ -140,7 +141,7 @@ class Exporter:
     def _remember(self, name: str, rootfs: Rootfs) -> None:
         file = self._file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        half = file.with_suffix(f".{os.getpid()}")
+        half = file.with_suffix(f".{secrets.token_hex(4)}")  # sandboxes of one process start at the same time
         half.write_text(json.dumps(asdict(rootfs)))
         half.replace(file)
 

@@ -32,6 +32,7 @@ from rayroll.substrates import (
     Substrate,
     SubstrateConfig,
 )
+from rayroll.substrates import _folders as folders
 from rayroll.substrates import _leftovers as leftovers
 from rayroll.substrates._box import Box
 from rayroll.substrates._bwrap import Bubblewrap, find
@@ -260,7 +261,7 @@ class LocalSubstrate(Substrate):
     async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
         node = self._opened()
         await self._watches.cover_folder(node.base, lease)
-        remains = await asyncio.to_thread(_remains, node.base, ref)
+        remains = await asyncio.to_thread(folders.remains_of, node.base, ref)
         if not remains.isolated:
             raise SubstrateError("a plain process cannot be taken over", id=ref.id)
         owned = replace(
@@ -278,14 +279,14 @@ class LocalSubstrate(Substrate):
             raise
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
-        return await asyncio.to_thread(_refs, self._opened().base, labels)
+        return await asyncio.to_thread(folders.refs, self.kind, self._opened().base, labels)
 
     async def destroy(self, ref: SandboxRef) -> None:
         box = self._boxes.get(ref.id)
         if box is not None:
             await finish(box.clean("destroyed"))
         else:
-            await finish(asyncio.to_thread(_remove, self._opened().base, ref.id))
+            await finish(asyncio.to_thread(folders.remove, self._opened().base, ref.id))
 
     async def killed_for_memory(self, ref: SandboxRef) -> bool:
         node, box = self._opened(), self._boxes.get(ref.id)
@@ -304,7 +305,7 @@ class LocalSubstrate(Substrate):
         return {"folder": str(self._opened().base)}
 
     async def shell(self, ref: SandboxRef, login: Login) -> Shell:
-        remains = await asyncio.to_thread(_remains, self._opened().base, ref)
+        remains = await asyncio.to_thread(folders.remains_of, self._opened().base, ref)
         argv = await asyncio.to_thread(way_in, remains, login)
         return await start_shell(argv, login.terminal, lambda: remains.state == "running")
 
@@ -334,33 +335,6 @@ class _Node:
 
 _abandoned: list[subprocess.Popen[bytes]] = []
 """Processes of closed substrates: collected, they would warn that they still run."""
-
-
-def _refs(base: Path, labels: Mapping[str, str]) -> list[SandboxRef]:
-    now_unix_s = time.time()
-    return [
-        SandboxRef(
-            "local", r.id, r.run_id, r.owner, r.state, now_unix_s - r.created_unix_s, r.lease_s, r.kept_until_unix_s
-        )
-        for r in leftovers.find(base, labels)
-    ]
-
-
-def _remains(base: Path, ref: SandboxRef) -> Remains:
-    for remains in leftovers.find(base, {"run": ref.run_id}):
-        if remains.id == ref.id:
-            return remains
-    raise SandboxLostError("the sandbox is gone", id=ref.id)
-
-
-def _remove(base: Path, name: str) -> None:
-    """Remove a sandbox of another process."""
-    for remains in leftovers.find(base, {}):
-        if remains.id == name:
-            try:
-                leftovers.remove(remains)
-            except OSError as error:
-                raise SubstrateError("a sandbox could not be removed", id=name, reason=str(error)) from error
 
 
 def _serve(spec: SandboxSpec, lease: Lease, *, has_cgroup: bool, isolated: bool) -> list[str]:

@@ -21,6 +21,16 @@ def rayroll(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.qemu
+def test_vm_build_says_what_machines_of_an_image_will_start_from(tmp_path: Path) -> None:
+    check("qemu")
+    done = rayroll("vm", "build", "--image", "busybox:latest", "--memory", "128", "--disk", "64", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    facts = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert (facts["start"], facts["accelerator"] in ("kvm", "tcg")) == ("snapshot", True)
+    assert facts["kernel"] == facts["guest_kernel"]
+
+
 def test_doctor_names_every_substrate_and_pack(tmp_path: Path) -> None:
     done = rayroll("doctor", "--json", cwd=tmp_path)
     facts = json.loads(done.stdout)
@@ -41,6 +51,7 @@ def test_doctor_names_every_substrate_and_pack(tmp_path: Path) -> None:
         (("sweep", "--substrates", "local", "--tasks", "nothing-*"), "no task matches"),
         (("sweep", "--substrates", "local", "--out", "/proc/results"), "choose another --out"),
         (("run", "--pack", "terminal", "--task", "fix_logs"), "did you mean"),
+        (("vm", "build", "--kernel-only", "--image", "a", "--context", "."), "either an image or a context"),
         (("run", "--policy", "orakel"), "did you mean 'oracle'"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from runner.live import Peer, children, peer, sandbox, started, until
 
 from rayroll.errors import ClosedError, SandboxLostError
+from rayroll.runner.build import runner_path
 from rayroll.runner.client import RunnerClient
 from rayroll.runner.protocol import FrameType, Tag
 
@@ -143,3 +145,15 @@ async def test_rlimits_hold_for_commands_and_not_for_the_runner() -> None:
         assert (box.folder / "big").stat().st_size == 1 << 20
         await box.client.write_file("/tmp/mine", b"x" * (2 << 20))
         assert (box.folder / "mine").stat().st_size == 2 << 20
+
+
+def test_a_port_that_nobody_is_at_costs_no_cpu() -> None:
+    """It reads as hung up for as long as that lasts, which must not be waited for by asking without a pause."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([runner_path(), "serve", "--lease-ms", "2000"], stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    os.close(ours)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert used.ru_utime + used.ru_stime < 0.5

@@ -20,6 +20,7 @@ from rayroll.substrates import SandboxSpec, load
 from rayroll.substrates.docker import DockerConfig
 from rayroll.substrates.local import LocalConfig
 from rayroll.substrates.opensandbox import OpenSandboxConfig
+from rayroll.substrates.qemu import QemuConfig
 from rayroll.testing import conformance
 from rayroll.testing.conformance import Capability
 from rayroll.testing.conformance._program import program_path
@@ -35,6 +36,18 @@ use_testbed()
 TestLocal = pytest.mark.local(conformance.suite(LocalConfig(), promises=LIMITED if os.geteuid() == 0 else ISOLATED))
 TestDocker = pytest.mark.docker(
     conformance.suite(DockerConfig(), promises=(*LIMITED, Capability.USERS, Capability.ADOPT))
+)
+TestQemu = pytest.mark.qemu(
+    conformance.suite(
+        QemuConfig(),
+        # An emulated CPU takes 100 ms to start bash, and some claims are about half a second.
+        spec=SandboxSpec(image="busybox:latest", memory_mib=512, disk_mib=1024),
+        promises=(
+            *(Capability.REATTACH, Capability.ADOPT, Capability.OWN_PIDS, Capability.OWN_KERNEL, Capability.USERS),
+            *(Capability.INTRUDER, Capability.PID_LIMIT, Capability.MEMORY_LIMIT),
+        ),
+        many=3,
+    )
 )
 
 # The same runner and the same engine, so only what depends on the image: its shell, its tools, its user, its root.

@@ -127,7 +127,9 @@ static void flush(struct link *l) {
         }
         buf_drop(&l->tx, (size_t)n);
     }
-    short reading = l->open && l->tx.n < TX_MOST ? POLLIN : 0, writing = l->tx.n ? POLLOUT : 0;
+    /* A port that nobody is at is hung up all the time, which epoll would tell without a pause. */
+    bool away = l->look_again_ns != 0;
+    short reading = l->open && !away && l->tx.n < TX_MOST ? POLLIN : 0, writing = l->tx.n && !away ? POLLOUT : 0;
     if (l->in == l->out) {
         watch(l->in, reading | writing, on_readable, l);
     } else {

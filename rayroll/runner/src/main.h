@@ -19,5 +19,6 @@ void lease_renew(void);
 
 int bench_main(int argc, char **argv);
 int connect_main(const char *path);
+int boot_main(void);
 
 #endif
