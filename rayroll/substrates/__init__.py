@@ -352,6 +352,46 @@ class Substrate(ABC):
         """
         raise ConfigError(f"substrate {self.kind!r} cannot restore a sandbox", id=ref.id)
 
+    async def pause(self, ref: SandboxRef) -> None:
+        """Stop everything in a sandbox where it stands: it keeps its memory and takes no CPU until ``resume``.
+
+        Its runner's lease goes on meanwhile and its stream may end: the caller lets go of the runner first, with a
+        lease longer than the pause (``RunnerClient.leave``).
+
+        Raises:
+            SandboxLostError: It is gone.
+            SubstrateError: It could not.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot pause a sandbox", id=ref.id)
+
+    async def resume(self, ref: SandboxRef) -> Channel:
+        """Let a paused sandbox go on.
+
+        Returns:
+            A new channel to its runner, which knows its key already.
+
+        Raises:
+            SandboxLostError: It is gone.
+            SubstrateError: It could not.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot pause a sandbox", id=ref.id)
+
+    async def snapshot(self, ref: SandboxRef) -> str:
+        """Save the files of a running sandbox; its processes are not in it. It stays until ``forget``.
+
+        Returns:
+            A name for ``SandboxSpec.image`` on this substrate: sandboxes start from there.
+
+        Raises:
+            SandboxLostError: It is gone.
+            SubstrateError: It could not.
+        """
+        raise ConfigError(f"substrate {self.kind!r} cannot save a sandbox", id=ref.id)
+
+    async def forget(self, image: str) -> None:
+        """Remove what ``snapshot`` saved. Removing what is gone is no error."""
+        raise ConfigError(f"substrate {self.kind!r} cannot save a sandbox", image=image)
+
     async def set_network(self, ref: SandboxRef, enabled: bool) -> None:
         """Switch the network of a running sandbox, where a task's phases differ. Raises ConfigError if impossible."""
         raise ConfigError(f"substrate {self.kind!r} cannot switch the network of a running sandbox", enabled=enabled)

@@ -26,10 +26,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "/.rayroll"
 RUNNER = f"{FOLDER}/runner"
-END = f"{FOLDER}/end"
-"""A FIFO that the sandbox's first process reads and the runner holds open: the kernel says when it has ended."""
-STARTED = f"{FOLDER}/started"
-
 _PLAIN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _BASE32 = "b32."
 _LONGEST_LABEL = 63
@@ -57,28 +53,37 @@ def decoded(value: str) -> str:
     return base64.b32decode(digits + "=" * (-len(digits) % 8)).decode()
 
 
-def first_command(patience_s: float) -> list[str]:
-    """The sandbox's own first process: it ends when the runner has, or when none was started in time."""
+def first_command(name: str, patience_s: float) -> list[str]:
+    """The sandbox's own first process: it ends when the runner has, or when none was started in time.
+
+    The runner holds a FIFO open that this process reads, so the kernel says when it has ended.
+
+    Args:
+        name: The sandbox's own: one that was started from saved files brings the FIFO of another.
+        patience_s: Longest wait for the runner.
+    """
+    end = f"{FOLDER}/end-{name}"
     script = (
-        f"mkdir -p {FOLDER} && mkfifo -m 600 {END} || exit 70\n"
+        f"mkdir -p {FOLDER} && mkfifo -m 600 {end} || exit 70\n"
         # Without anybody to write, the open below waits for ever: so somebody does, for a moment.
-        f"(sleep {patience_s:.0f}; : 9<>{END}) &\n"
-        f"while read -r _; do :; done <{END}\n"  # whatever is written into it says nothing
+        f"(sleep {patience_s:.0f}; : 9<>{end}) &\n"
+        f"while read -r _; do :; done <{end}\n"  # whatever is written into it says nothing
         "exit 0\n"
     )
     return ["sh", "-c", script]
 
 
-def runner_command(spec: SandboxSpec, lease: Lease) -> str:
+def runner_command(name: str, spec: SandboxSpec, lease: Lease) -> str:
     """The shell text that becomes the runner, on the streams it was given.
 
     A provider may start the text again where its process has ended; a second runner would know nothing of the first.
     """
     folder = shlex.quote(spec.workdir)
+    end = f"{FOLDER}/end-{name}"
     workdir = "" if spec.workdir == "/" else f"mkdir -p {folder} && cd {folder} && "
     return (
-        f"set -C; : >{STARTED} || exit 75; set +C; {workdir}"
-        f"until [ -p {END} ]; do sleep 0.02; done; exec 9>{END} && "
+        f"set -C; : >{FOLDER}/started-{name} || exit 75; set +C; {workdir}"
+        f"until [ -p {end} ]; do sleep 0.02; done; exec 9>{end} && "
         f"exec {RUNNER} serve --lease-ms {round(lease.duration_s * 1000)} --rlimit fsize={spec.disk_mib << 20}"
     )
 

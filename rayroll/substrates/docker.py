@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -66,6 +66,8 @@ MOST_REMOVALS = 4
 end at once: in libnetwork each one that leaves its network waits for one loop, and that for the network's lock, which
 nobody gives back. Two cores removed 16, 25, 29 and 33 containers a second with 1, 2, 4 and 8 under way."""
 GONE_PATIENCE_S = 20.0
+SNAPSHOTS = "rayroll-snapshot"
+"""The repository of the engine's own that saved sandboxes are tagged in."""
 UNDO_PATIENCE_S = 15.0
 DEATH_NOTICE_S = 1.0
 
@@ -416,6 +418,31 @@ class DockerSubstrate(Substrate):
 
         await finish(self._engine.call(switch))
 
+    async def pause(self, ref: SandboxRef) -> None:
+        with _gone(ref):
+            await finish(self._engine.call(lambda api: api.pause(ref.id)))
+
+    async def resume(self, ref: SandboxRef) -> Channel:
+        with _gone(ref):
+            await finish(self._engine.call(lambda api: api.unpause(ref.id)))
+        return await self.reopen(ref)
+
+    async def snapshot(self, ref: SandboxRef) -> str:
+        tag = secrets.token_hex(8)
+        labels = f'LABEL {RUN}="{ref.run_id}"'
+        with _gone(ref):
+            # The tag keeps it from being pruned; the id, other than a name, is never looked for in a registry.
+            saved = await finish(self._engine.call(lambda api: api.commit(ref.id, SNAPSHOTS, tag, changes=[labels])))
+        return str(saved["Id"])
+
+    async def forget(self, image: str) -> None:
+        try:
+            await finish(self._engine.call(lambda api: api.remove_image(image)))
+        except SubstrateError as error:
+            if not is_status(error, 404):
+                raise
+        self._image_ids.pop(image, None)
+
     async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
         def rename(api: Any) -> None:
             name = api.inspect_container(ref.id)["Name"].lstrip("/")
@@ -437,6 +464,17 @@ class DockerSubstrate(Substrate):
         channel = self._channels.get(container_id)
         if channel is not None:
             channel.abort()
+
+
+@contextlib.contextmanager
+def _gone(ref: SandboxRef) -> Iterator[None]:
+    """Raises SandboxLostError where the engine does not know the container, or it has ended."""
+    try:
+        yield
+    except SubstrateError as error:
+        if is_status(error, 404, 409):
+            raise SandboxLostError("the container is gone", id=ref.id[:12]) from error
+        raise
 
 
 def _label(name: str) -> str:

@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 RUN, OWNER, LEASE, NAME = "rayroll.run", "rayroll.owner", "rayroll.lease", "rayroll.name"
 EXECD_PORT = 44772
+SNAPSHOT = "snapshot:"
+"""Before the id of a saved sandbox, where an image is asked for."""
 FIRST_LIFETIME_S = 60
 """The shortest that the server makes one with; renewing may then shorten it."""
 PAGE = 100
@@ -105,6 +107,8 @@ class OpenSandboxSubstrate(Substrate):
         self._lasts_s: dict[str, float] = {}
         self._sessions: dict[str, Session] = {}
         self._channels: dict[str, SessionChannel] = {}
+        self._paused: set[str] = set()
+        """Without a stream, and still renewed."""
         self._undoing: set[asyncio.Task[None]] = set()
         self._watches = Watches()
         self._facts: dict[str, str] = {}
@@ -197,7 +201,8 @@ class OpenSandboxSubstrate(Substrate):
             making = asyncio.ensure_future(self._make(image, spec, lease, metadata))
             try:
                 async with asyncio.timeout(self.config.create_timeout_s):
-                    id, channel = await self._start(making, image, runner, spec, lease, phases_s)
+                    command = runner_command(name, spec, lease)
+                    id, channel = await self._start(making, image, runner, command, lease, phases_s)
             except TimeoutError:
                 await self._undo(name, making)
                 raise StartTimeoutError(
@@ -212,7 +217,7 @@ class OpenSandboxSubstrate(Substrate):
         return Sandbox(
             SandboxRef(self.kind, id, lease.run_id, lease.owner, lease_s=lease.duration_s),
             channel,
-            "cached",  # the server does not say whether it had to pull
+            "snapshot" if image.startswith(SNAPSHOT) else "cached",  # the server does not say whether it had to pull
             phases_s,
             facts={**self._facts, "image": image, "network": self.config.network},
         )
@@ -225,14 +230,15 @@ class OpenSandboxSubstrate(Substrate):
         denied = not spec.network and self.config.network == "policy"
         with _translated(connection.get_domain(), image=image):
             return await Machine.create(
-                image,
+                None if image.startswith(SNAPSHOT) else image,
+                snapshot_id=image.removeprefix(SNAPSHOT) if image.startswith(SNAPSHOT) else None,
                 timeout=timedelta(seconds=max(FIRST_LIFETIME_S, self._lasting_s(lease))),
                 ready_timeout=timedelta(seconds=self.config.create_timeout_s),
                 env=dict(spec.env),
                 metadata=metadata,
                 resource={"cpu": f"{round(spec.cpus * 1000)}m", "memory": f"{spec.memory_mib}Mi"},
                 network_policy=NetworkPolicy(defaultAction="deny") if denied else None,
-                entrypoint=first_command(self.config.create_timeout_s),
+                entrypoint=first_command(metadata[NAME], self.config.create_timeout_s),
                 connection_config=connection,
                 health_check_polling_interval=timedelta(seconds=self.config.ready_poll_s),
             )
@@ -242,7 +248,7 @@ class OpenSandboxSubstrate(Substrate):
         making: asyncio.Future[Machine],
         image: str,
         runner: bytes,
-        spec: SandboxSpec,
+        command: str,
         lease: Lease,
         phases_s: dict[str, float],
     ) -> tuple[str, SessionChannel]:
@@ -254,7 +260,7 @@ class OpenSandboxSubstrate(Substrate):
         phases_s["create"] = time.monotonic() - start_s
         with _translated(connection.get_domain(), image=image):
             await machine.files.write_files([WriteEntry(path=RUNNER, data=runner, mode=755)])
-            session = await self._begin(machine, runner_command(spec, lease))
+            session = await self._begin(machine, command)
             self._sessions[machine.id] = session
             channel = await self._stream(machine.id, session)
             self._lasts_s[machine.id] = self._lasting_s(lease)
@@ -288,7 +294,7 @@ class OpenSandboxSubstrate(Substrate):
 
     def _on_end(self, id: str, channel: SessionChannel) -> None:
         """A stream ended; unless another one is there, the sandbox is left to its lease and its lifetime."""
-        if self._channels.get(id) is channel:
+        if self._channels.get(id) is channel and id not in self._paused:
             self._lifetimes.drop(id)
 
     def _lasting_s(self, lease: Lease) -> float:
@@ -356,6 +362,49 @@ class OpenSandboxSubstrate(Substrate):
         self._lifetimes.hold(ref.id, self._lasts_s[ref.id])
         return channel
 
+    async def pause(self, ref: SandboxRef) -> None:
+        connection, manager, _ = self._opened()
+        self._paused.add(ref.id)
+        try:
+            if (channel := self._channels.get(ref.id)) is not None:
+                channel.close()
+            with _translated(connection.get_domain()):
+                await manager.pause_sandbox(ref.id)
+        except BaseException:
+            self._paused.discard(ref.id)
+            raise
+
+    async def resume(self, ref: SandboxRef) -> Channel:
+        connection, manager, _ = self._opened()
+        with _translated(connection.get_domain()):
+            await manager.resume_sandbox(ref.id)
+        self._paused.discard(ref.id)
+        return await self.reopen(ref)
+
+    async def snapshot(self, ref: SandboxRef) -> str:
+        connection, manager, _ = self._opened()
+        with _translated(connection.get_domain()):
+            saved = await manager.create_snapshot(ref.id, encoded(ref.run_id))
+            try:
+                while saved.status.state == "Creating":
+                    await asyncio.sleep(self.config.ready_poll_s)
+                    saved = await manager.get_snapshot(saved.id)
+            except BaseException:
+                await finish(manager.delete_snapshot(saved.id))
+                raise
+        if saved.status.state != "Ready":
+            raise SubstrateError("the sandbox was not saved", id=ref.id, said=saved.status.message or "")
+        return SNAPSHOT + saved.id
+
+    async def forget(self, image: str) -> None:
+        connection, manager, _ = self._opened()
+        try:
+            with _translated(connection.get_domain()):
+                await finish(manager.delete_snapshot(image.removeprefix(SNAPSHOT)))
+        except SubstrateError as error:
+            if error.facts.get("status") != 404:
+                raise
+
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         return [*await self._listed({_label(key): encoded(value) for key, value in labels.items()})]
 
@@ -390,6 +439,7 @@ class OpenSandboxSubstrate(Substrate):
         self._lifetimes.drop(ref.id)
         self._sessions.pop(ref.id, None)
         self._lasts_s.pop(ref.id, None)
+        self._paused.discard(ref.id)
         if (channel := self._channels.pop(ref.id, None)) is not None:
             channel.abort()
         await finish(self._remove(ref.id))

@@ -35,13 +35,13 @@ def test_a_label_that_no_provider_takes_is_refused() -> None:
 
 
 def first_process(folder: Path, patience_s: float) -> subprocess.Popen[bytes]:
-    words = [word.replace("/.rayroll", str(folder / "box")) for word in first_command(patience_s)]
+    words = [word.replace("/.rayroll", str(folder / "box")) for word in first_command("x", patience_s)]
     return subprocess.Popen(words)
 
 
 def test_the_first_process_ends_when_the_last_holder_of_its_fifo_has(tmp_path: Path) -> None:
     first = first_process(tmp_path, 20)
-    fifo = tmp_path / "box" / "end"
+    fifo = tmp_path / "box" / "end-x"
     holder = subprocess.Popen(["sh", "-c", f"until [ -p {fifo} ]; do :; done; exec 9>{fifo}; read x"], stdin=-1)
     assert holder.stdin is not None
     with pytest.raises(subprocess.TimeoutExpired):

@@ -18,6 +18,7 @@ from rayroll.testing.conformance import (  # noqa: F401 - each of them adds its 
     output,
     reattach,
     sabotage,
+    saving,
     state,
     timing,
 )

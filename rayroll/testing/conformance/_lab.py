@@ -174,6 +174,10 @@ class Lab:
                 return "" if self.substrate.reattach else "the substrate cannot open a broken stream again"
             case Capability.ADOPT:
                 return "" if self.substrate.can_adopt else "its sandboxes end with the process that made them"
+            case Capability.PAUSE:
+                return "" if _overrides(self.substrate, "pause") else "the substrate cannot pause a sandbox"
+            case Capability.SNAPSHOT:
+                return "" if _overrides(self.substrate, "snapshot") else "the substrate cannot save a sandbox"
             case Capability.OWN_PIDS:
                 return "" if greeting.is_init else f"the runner is process {greeting.pid}, not PID 1 of a namespace"
             case Capability.OWN_KERNEL:
@@ -269,3 +273,7 @@ def _own_addresses() -> list[str]:
         if "/32 host LOCAL" in line:
             addresses.add(before.rpartition("|-- ")[2].strip())
     return sorted(addresses)
+
+
+def _overrides(substrate: Substrate, method: str) -> bool:
+    return getattr(type(substrate), method) is not getattr(Substrate, method)

@@ -21,6 +21,8 @@ class Capability(StrEnum):
 
     REATTACH = "a broken stream can be opened again"
     ADOPT = "another process can take a sandbox over"
+    PAUSE = "a sandbox can be paused"
+    SNAPSHOT = "a sandbox's files can be saved"
     OWN_PIDS = "the runner is PID 1 of its own pid namespace"
     OWN_KERNEL = "its kernel is not this node's"
     USERS = "commands can run as another user"
