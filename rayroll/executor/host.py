@@ -248,7 +248,8 @@ class NodeHost:
         self._sessions[message.session] = session
         sandbox = await session.booted()
         assert session.cold_start_s is not None
-        return Opened(sandbox.rung, sandbox.system, session.cold_start_s, session.first_action_s, session.ticket())
+        labels = {"system": sandbox.system, **sandbox.labels}
+        return Opened(sandbox.rung, labels, session.cold_start_s, session.first_action_s, session.ticket())
 
     async def _adopt(self, message: Adopt) -> Ticket | None:
         opened = message.open

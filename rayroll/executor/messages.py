@@ -159,7 +159,8 @@ class Opened:
     """How a session started."""
 
     rung: Rung
-    system: str
+    labels: Mapping[str, str]
+    """What the record of the rollout must say about its sandbox."""
     cold_start_s: float
     first_action_s: float | None
     ticket: Ticket | None

@@ -507,7 +507,7 @@ class Attempt:
             node=self._grip.link.info.node,
             host=self._host,
             moves=self._grip.moves,
-            labels={**sample.labels, "system": opened.system} if opened else sample.labels,
+            labels={**sample.labels, **opened.labels} if opened else sample.labels,
             kept=self._kept,
         )
 

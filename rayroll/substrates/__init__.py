@@ -147,6 +147,8 @@ class Sandbox:
     system: Literal["image", "host"] = "image"
     """``host``: it stands on the node's own system, so its work is not comparable with an image's."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What its times must not be read without, such as an accelerator: they are among the labels of its rollouts."""
     root: str = "/"
     """What the runner calls the sandbox's ``/``. Another folder only for a plain process without isolation: prefix
     every path of the task with it."""

@@ -220,6 +220,7 @@ class OpenSandboxSubstrate(Substrate):
             "snapshot" if image.startswith(SNAPSHOT) else "cached",  # the server does not say whether it had to pull
             phases_s,
             facts={**self._facts, "image": image, "network": self.config.network},
+            labels={"network": "open"} if self.config.network == "open" else {},
         )
 
     async def _make(self, image: str, spec: SandboxSpec, lease: Lease, metadata: dict[str, str]) -> Machine:

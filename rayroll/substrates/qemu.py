@@ -210,6 +210,7 @@ class QemuSubstrate(Substrate):
             "cold" if site.was_absent else "snapshot" if plan.saved else "cached",
             site.phases_s,
             facts={**plan.facts, "pid": str(machine.remains.pid)},
+            labels={"accelerator": plan.facts["accelerator"]},
         )
 
     async def build(self, spec: SandboxSpec, lease: Lease) -> Mapping[str, str]:
