@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rayroll.errors import InfraFailure
 from rayroll.substrates import SandboxRef, Substrate, load
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 async def sweep(
     kinds: Sequence[str],
     *,
+    configs: Mapping[str, Mapping[str, Any]] | None = None,
     run_id: str | None = None,
     owner: str | None = None,
     older_than_s: float | None = None,
@@ -27,6 +29,7 @@ async def sweep(
 
     Args:
         kinds: Substrates to look at; one that this node cannot run has nothing here and is passed over.
+        configs: Fields of their configs, by kind.
         run_id: Only of this run.
         owner: Only of this host.
         older_than_s: Only those at least so many seconds old; None: of any age, also those of runs under way.
@@ -41,7 +44,7 @@ async def sweep(
         ExceptionGroup: Some could not be destroyed, or an engine broke off; all others were.
     """
     labels = {name: value for name, value in (("run", run_id), ("owner", owner)) if value is not None}
-    substrates = [_made(kind) for kind in kinds]
+    substrates = [_made(kind, (configs or {}).get(kind, {})) for kind in kinds]
     swept = await asyncio.gather(
         *(_sweep_one(substrate, labels, older_than_s or 0.0, also_kept, dry_run) for substrate in substrates)
     )
@@ -51,9 +54,9 @@ async def sweep(
     return [ref for found, _ in swept for ref in found]
 
 
-def _made(kind: str) -> Substrate:
+def _made(kind: str, config: Mapping[str, Any]) -> Substrate:
     substrate = load(kind)
-    return substrate(substrate.config_type())
+    return substrate(substrate.config_type.parse(config, where=f"substrate {kind!r}"))
 
 
 async def _sweep_one(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,8 +41,8 @@ class SweepConfig(Config):
     target_rollouts: int = Field(default=1_000_000, ge=1)
     target_actions: int = Field(default=150, ge=1)
     price_per_slot_hour: float | None = Field(default=None, ge=0.0)
-    local_rootfs: Literal["auto", "image", "host"] = "auto"
-    """What ``local`` stands on: the task's image (equal work with docker) or this node's own system."""
+    settings: Mapping[str, Mapping[str, Any]] = {}
+    """Fields of substrates' configs, by kind."""
 
     @field_validator("substrates")
     @classmethod

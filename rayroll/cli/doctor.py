@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rayroll.cli._refused import refused_lines
+from rayroll.cli._settings import Given, settings
 from rayroll.errors import RayrollError
 from rayroll.runner.build import cache_dir, runner_path
 from rayroll.substrates import Probe, kinds, load
@@ -30,10 +32,11 @@ LOW_DISK_GIB = 5.0
 
 
 def doctor(
+    given_settings: Given = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
 ) -> None:
     """Say what this node can run, what is missing, and how to get it. Exit code 1 when no substrate works."""
-    facts = examine()
+    facts = examine(settings(given_settings))
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -42,9 +45,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine() -> dict[str, Any]:
-    """Everything ``doctor`` shows, as plain values."""
-    probes = asyncio.run(probe_all())
+def examine(configs: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Everything ``doctor`` shows, as plain values. ``configs``: fields of substrates' configs, by kind."""
+    probes = asyncio.run(probe_all(configs))
     return {
         "node": _node(),
         "substrates": {k: {"ok": p.ok, "reason": p.reason, "fix": p.fix, **dict(p.facts)} for k, p in probes.items()},
@@ -54,13 +57,14 @@ def examine() -> dict[str, Any]:
     }
 
 
-async def probe_all() -> dict[str, Probe]:
+async def probe_all(configs: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Probe]:
     """Probes of every kind of substrate, by name; a kind whose SDK is missing is a probe that failed."""
 
     async def probe(kind: str) -> Probe:
         try:
             found = load(kind)
-            return await found(found.config_type()).probe()
+            config = found.config_type.parse((configs or {}).get(kind, {}), where=f"substrate {kind!r}")
+            return await found(config).probe()
         except RayrollError as error:
             return Probe(False, str(error), str(error.facts.get("fix", "")))
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rayroll.cli._settings import Given, settings
 from rayroll.substrates import kinds
 
 __all__ = ["gc"]
@@ -21,6 +22,7 @@ def gc(
         bool, typer.Option("--all", help="Of any age: also kept ones and those of runs under way.")
     ] = False,
     kind: Annotated[list[str] | None, typer.Option(help="Only these substrates.")] = None,
+    given_settings: Given = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
 ) -> None:
     """Find and remove sandboxes that were left on this node. Needs no Ray.
@@ -31,7 +33,14 @@ def gc(
 
     age_s = None if everything or run_id is not None else older_than_s
     gone = asyncio.run(
-        sweep(kind or kinds(), run_id=run_id, older_than_s=age_s, also_kept=age_s is None, dry_run=dry_run)
+        sweep(
+            kind or kinds(),
+            configs=settings(given_settings),
+            run_id=run_id,
+            older_than_s=age_s,
+            also_kept=age_s is None,
+            dry_run=dry_run,
+        )
     )
     for ref in gone:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {ref.kind} {ref.id} of run {ref.run_id} ({ref.state})")

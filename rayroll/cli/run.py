@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 from rayroll.cli._kept import keeping
 from rayroll.cli._refused import refused_lines
 from rayroll.cli._results import Results
+from rayroll.cli._settings import Given, settings
 from rayroll.errors import unknown_name
 from rayroll.executor import Executor, PlayConfig
 from rayroll.policies import Policy
@@ -39,6 +40,7 @@ def run(
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 4,
     max_steps: Annotated[int, typer.Option(min=1, help="Commands after which a rollout is truncated.")] = 50,
+    given_settings: Given = None,
     keep: Annotated[
         str,
         typer.Option(
@@ -56,6 +58,7 @@ def run(
     tasks = [loaded.by_id(name) for name in task] if task else list(loaded.tasks)
     for reason in refused_lines(loaded.refused):
         typer.echo(f"refused {reason}", err=True)
+    configs = settings(given_settings)
     question = {
         "pack": pack,
         "substrate": substrate,
@@ -64,12 +67,15 @@ def run(
         "samples": samples,
         "max_steps": max_steps,
         "seed": seed,
+        "settings": configs,
     }
     chosen = _policy(policy, tasks, seed)
     rules = PlayConfig(max_steps=max_steps, **keeping(keep, keep_for, keep_most, [substrate]))
     results = Results.open(out, "run", question)
     try:
-        rollouts = asyncio.run(_play(results, substrate, tasks, chosen, samples, concurrency, rules, seed))
+        rollouts = asyncio.run(
+            _play(results, substrate, configs.get(substrate, {}), tasks, chosen, samples, concurrency, rules, seed)
+        )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {results.folder} goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -99,6 +105,7 @@ def _policy(name: str, tasks: Sequence[Task], seed: int) -> Policy:
 async def _play(
     results: Results,
     substrate: str,
+    substrate_config: Mapping[str, Any],
     tasks: Sequence[Task],
     policy: Policy,
     samples: int,
@@ -110,7 +117,7 @@ async def _play(
     total = len(tasks) * samples
     sinks = [JsonlSink(results.rollouts), ConsoleSink(total=total, done=len(done), title="run", results=results.folder)]
     rollouts: list[Rollout] = []
-    async with Executor(substrate, run_id=results.run_id) as executor:
+    async with Executor(substrate, substrate_config=substrate_config, run_id=results.run_id) as executor:
         with SinkWorker(sinks) as worker:
             under_way = executor.submit(
                 tasks,

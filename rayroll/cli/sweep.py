@@ -19,6 +19,7 @@ from rayroll.cli._kept import keeping
 from rayroll.cli._plan import Block, SweepConfig, blocks, cells, choose_tasks
 from rayroll.cli._refused import refused_lines
 from rayroll.cli._results import Results, in_job
+from rayroll.cli._settings import Given, settings
 from rayroll.cli.doctor import probe_all
 from rayroll.errors import ConfigError, Failure
 from rayroll.executor import Executor, PlayConfig
@@ -44,7 +45,7 @@ SMOKE = {"actions": (10, 30), "concurrency": (1, 4), "rollouts": 8, "rounds": 2,
 
 def sweep(
     substrates: Annotated[
-        str | None, typer.Option(help="Comma-separated kinds; by default all that this node can run.")
+        str | None, typer.Option(help="Comma-separated kinds. [local and docker, where this node runs them]")
     ] = None,
     actions: Annotated[str | None, typer.Option(help="Commands of a rollout, comma-separated. [10,50,150]")] = None,
     concurrency: Annotated[str | None, typer.Option(help="Rollouts at once, comma-separated. [1,8]")] = None,
@@ -55,7 +56,7 @@ def sweep(
     pack: Annotated[str, typer.Option(help="Pack of repo_fix tasks, by name or folder.")] = "repo_fix",
     tasks: Annotated[str | None, typer.Option(help="Pattern of task names to choose from. [*]")] = None,
     think_s: Annotated[float, typer.Option(help="Seconds of policy time per action, in place of a model.")] = 0.0,
-    local_rootfs: Annotated[str, typer.Option(help="auto, image or host: what `local` stands on.")] = "auto",
+    given_settings: Given = None,
     wandb: Annotated[str | None, typer.Option(help="offline, online or disabled. [online with a key]")] = None,
     keep: Annotated[
         str,
@@ -85,7 +86,7 @@ def sweep(
         "pack": pack,
         "tasks": tasks,
         "think_s": think_s,
-        "local_rootfs": local_rootfs,
+        "settings": settings(given_settings),
         "seed": seed,
     }
     chosen = (SMOKE if smoke else {}) | {name: value for name, value in given.items() if value is not None}
@@ -148,7 +149,7 @@ async def _sweep(config: SweepConfig, kept: Mapping[str, Any], results: Results,
         for kind in config.substrates:
             executor = Executor(
                 kind,
-                substrate_config={"rootfs": config.local_rootfs} if kind == "local" else {},
+                substrate_config=config.settings.get(kind, {}),
                 session={"first_action": True},
                 run_id=results.run_id,
             )

@@ -34,7 +34,7 @@ from rayroll.substrates._engine import MACHINES, Engine, is_status, translated
 from rayroll.substrates._flight import SingleFlight
 from rayroll.types import FileTree
 
-__all__ = ["Image", "Images", "name_of", "tag_of"]
+__all__ = ["Image", "Images", "name_of", "pull_credentials", "tag_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class Images:
         source = _from_mirror(name, self._mirror)
         repository, tag = _split(source)
         path = f"/images/create?{urlencode({'fromImage': repository, 'tag': tag})}"
-        headers = await self._engine.call(_pull_credentials, repository)
+        headers = await self._engine.call(pull_credentials, repository)
         try:
             with translated(self._engine.endpoint):
                 async with json_lines(self._engine.endpoint, "POST", path, headers=headers) as progress:
@@ -362,7 +362,7 @@ def _not_built(said: str, step: str, log: list[str]) -> Exception:
     )
 
 
-def _pull_credentials(api: Any, repository: str) -> dict[str, str]:
+def pull_credentials(api: Any, repository: str) -> dict[str, str]:
     """What ``docker login`` stored for the image's registry."""
     from docker import auth
 

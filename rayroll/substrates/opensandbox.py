@@ -38,6 +38,7 @@ from rayroll.substrates import (
     SubstrateConfig,
 )
 from rayroll.substrates._hosted import RUNNER, Lifetimes, decoded, encoded, first_command, runner_command
+from rayroll.substrates._published import Publisher
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 
@@ -78,6 +79,11 @@ class OpenSandboxConfig(SubstrateConfig):
     """Reach sandboxes through the server, where their own addresses cannot be reached from here."""
     plain_image: str = "debian:bookworm-slim"
     """For specs without an image."""
+    registry: str | None = None
+    """Where images of Dockerfiles are pushed to and the server pulls them from, such as ``registry.example:5000/team``;
+    "": nowhere, for the server runs on the very engine that builds them. None: tasks with a Dockerfile are refused."""
+    build_engine: str | None = None
+    """The Docker engine that builds them; None: DOCKER_HOST, else the usual."""
     network: Literal["policy", "open"] = "policy"
     """How ``network=False`` is kept. ``policy``: a policy of the server that denies all, for which it needs its egress
     image. ``open``: not at all; every sandbox has the server's network, and its facts say so."""
@@ -111,6 +117,7 @@ class OpenSandboxSubstrate(Substrate):
         """Without a stream, and still renewed."""
         self._undoing: set[asyncio.Task[None]] = set()
         self._watches = Watches()
+        self._published = Publisher(self.kind, config.registry, config.build_engine)
         self._facts: dict[str, str] = {}
 
     # life of the substrate
@@ -157,6 +164,7 @@ class OpenSandboxSubstrate(Substrate):
         self._channels.clear()
         (connection, _, http), self._parts = self._parts, None
         await http.aclose()
+        await self._published.close()
         assert connection.transport is not None
         await connection.transport.aclose()
 
@@ -175,11 +183,8 @@ class OpenSandboxSubstrate(Substrate):
     # life of a sandbox
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
-        if spec.environment is not None and spec.image is None:
-            raise ConfigError(
-                "opensandbox runs ready images only", fix="build the Dockerfile, push it, and name the image"
-            )
-        image = spec.image or self.config.plain_image
+        phases_s: dict[str, float] = {}
+        image, was_absent = await self._published.ensure(spec, self.config.plain_image, phases_s)
         name = secrets.token_hex(8)
         metadata = {
             **{_label(key): encoded(value) for key, value in spec.labels.items()},
@@ -188,7 +193,6 @@ class OpenSandboxSubstrate(Substrate):
             LEASE: f"{lease.duration_s:g}",
             NAME: name,
         }
-        phases_s: dict[str, float] = {}
         connection, _, _ = self._opened()
         await self._watches.cover_server(
             connection.get_base_url().removesuffix("/v1"),
@@ -217,7 +221,8 @@ class OpenSandboxSubstrate(Substrate):
         return Sandbox(
             SandboxRef(self.kind, id, lease.run_id, lease.owner, lease_s=lease.duration_s),
             channel,
-            "snapshot" if image.startswith(SNAPSHOT) else "cached",  # the server does not say whether it had to pull
+            # Whether it had to pull the server does not say.
+            "cold" if was_absent else "snapshot" if image.startswith(SNAPSHOT) else "cached",
             phases_s,
             facts={**self._facts, "image": image, "network": self.config.network},
             labels={"network": "open"} if self.config.network == "open" else {},

@@ -22,6 +22,8 @@ from rayroll.types import FileTree
 
 pytestmark = pytest.mark.opensandbox
 
+DOCKERFILE = FileTree.from_files({"Dockerfile": "FROM busybox:latest\nRUN echo here > /built\n"})
+
 
 @pytest_asyncio.fixture
 async def hosted(run_id: str) -> AsyncIterator[OpenSandboxSubstrate]:
@@ -72,10 +74,21 @@ async def test_the_servers_proxy_leads_to_sandboxes_as_well(hosted: OpenSandboxS
         assert (await live.sh("echo through")).output == "through\n"
 
 
-async def test_a_dockerfile_is_refused_with_what_to_do(hosted: OpenSandboxSubstrate, run_id: str) -> None:
-    spec = SandboxSpec(environment=FileTree.from_files({"Dockerfile": "FROM busybox\n"}))
-    with pytest.raises(ConfigError, match="push it"):
-        await hosted.create(spec, Lease(run_id, "test"))
+async def test_a_dockerfile_is_refused_where_nobody_said_what_becomes_of_it(
+    hosted: OpenSandboxSubstrate, run_id: str
+) -> None:
+    with pytest.raises(ConfigError, match="registry"):
+        await hosted.create(SandboxSpec(environment=DOCKERFILE), Lease(run_id, "test"))
+
+
+async def test_a_dockerfile_is_built_on_the_servers_engine(run_id: str) -> None:
+    check("opensandbox")
+    config = OpenSandboxConfig(network="open", registry="")
+    async with (
+        OpenSandboxSubstrate(config) as hosted,
+        open_sandbox(hosted, SandboxSpec(environment=DOCKERFILE), run_id=run_id) as live,
+    ):
+        assert (await live.sh("cat /built")).output == "here\n"
 
 
 async def test_a_wrong_key_is_said_to_be_one(hosted: OpenSandboxSubstrate, monkeypatch: pytest.MonkeyPatch) -> None:
