@@ -123,3 +123,11 @@ def test_a_run_under_random_faults_leaks_loses_and_invents_nothing() -> None:
     assert (line["leaks"], line["lost"], line["invented"]) == (0, 0, 0)
     for run in line["runs"].values():
         assert run["faults"]["host-killed"] >= 1 and run["error"] == ""
+
+
+def test_two_hosts_hold_their_sandboxes_at_the_same_time() -> None:
+    use_testbed()
+    check("docker")
+    line = last_line("crowd.py", "--substrates", "local,docker", "--set", "local.rootfs=host", "--gate")
+    assert [(host["substrate"], host["finished"]) for host in line["hosts"]] == [("local", 4), ("docker", 4)]
+    assert all(gate["passed"] for gate in line["gates"])
