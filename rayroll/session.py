@@ -634,16 +634,19 @@ class Session:
         async with self._attributed(live):
             await live.runner.kill_all()
             work = await grading.fingerprint(live, self.task) if with_fingerprint else {}
-            if self._client.config.grade_in == "same":
-                if self.task.grade_network != self.task.agent_network:
-                    self._network_was_switched = True
-                    await self._client.substrate.set_network(live.sandbox.ref, self.task.grade_network)
-                grade = await self._run_tests(live)
-        if self._client.config.grade_in == "fresh":
-            grade = await self._in_fresh_sandbox(lambda fresh: self._judge_carried(live, fresh))
+            if self._client.config.grade_in == "same" and self.task.grade_network != self.task.agent_network:
+                self._network_was_switched = True
+                await self._client.substrate.set_network(live.sandbox.ref, self.task.grade_network)
+        grade = await self._judge_once(live)
         if grading.is_doubtful(grade):
-            grade = await self._settle(grade)
+            grade = await self._settle(grade, live)
         return replace(grade, details={**grade.details, **work})
+
+    async def _judge_once(self, live: Live) -> Grade:
+        if self._client.config.grade_in == "fresh":
+            return await self._in_fresh_sandbox(lambda fresh: self._judge_carried(live, fresh))
+        async with self._attributed(live):
+            return await self._run_tests(live)
 
     async def _judge_carried(self, live: Live, fresh: Live) -> Grade:
         try:
@@ -653,7 +656,7 @@ class Session:
             return Grade(0.0, "", Failure("policy", f"the work cannot be carried to the grader: {error}", "no_work"))
         return await self._run_tests(fresh)
 
-    async def _settle(self, grade: Grade) -> Grade:
+    async def _settle(self, grade: Grade, live: Live) -> Grade:
         """Whose fault is it that there is no verdict? Untouched tests tell."""
         assert grade.failure is not None
         reason, error = grade.failure.reason, grade.failure.error
@@ -665,6 +668,13 @@ class Session:
                 reason = f"{reason}; in an untouched sandbox: {control.failure.reason}"
                 return replace(grade, failure=Failure("grader", reason, error))
             self._client._judged_untouched.add(self.task.id)
+        if error == "no_room":
+            # The untouched one may have found room because a neighbour on this node has just given it back.
+            grade = await self._judge_once(live)
+            if not grading.is_doubtful(grade):
+                return grade
+            assert grade.failure is not None
+            reason, error = grade.failure.reason, grade.failure.error
         reason = f"{reason}; in an untouched sandbox they give a verdict"
         return replace(grade, reward=0.0, failure=Failure("policy", reason, error))
 

@@ -284,8 +284,8 @@ class Box:
             self._cleaning = asyncio.ensure_future(self._clean(cause))
 
     async def _clean(self, cause: str) -> None:
-        if self._pending:
-            await asyncio.wait(self._pending)
+        while waiting := [task for task in self._pending if not task.done()]:
+            await asyncio.wait(waiting)  # whoever still makes it may begin something more
         for done in self._pending:
             done.cancelled() or done.exception()  # mark as seen
         try:
