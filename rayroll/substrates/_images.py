@@ -140,6 +140,8 @@ class Images:
         found = await self.inspect(name)
         if found is not None:
             return self._checked(found), False
+        if name.startswith("sha256:"):
+            raise ImageError("the engine has no image of this id, and no registry is asked for ids", image=name)
         start_s = time.monotonic()
         try:
             if environment is None:

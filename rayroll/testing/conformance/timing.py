@@ -82,7 +82,7 @@ async def peak_memory_is_that_of_the_largest_process(lab: Lab) -> None:
 @check(source="B27")
 async def the_timeout_starts_with_the_command(lab: Lab) -> None:
     """A command that waits longer than its limit, behind all that may run at once, is not timed out by that."""
-    crowd = [asyncio.create_task(lab.box.sh("sleep 4", carry=False)) for _ in range(AT_ONCE)]
+    crowd = [asyncio.create_task(lab.box.sh("sleep 6", carry=False)) for _ in range(AT_ONCE)]
     await asyncio.sleep(0)  # they are sent first
     last = await lab.box.sh("sleep 0.05; echo done", timeout_s=2, carry=False)
     await asyncio.gather(*crowd)
