@@ -89,8 +89,10 @@ def probe(kind: str) -> Probe:
 
 
 def use_testbed() -> None:
-    """Point this process at the test bed's engine where it is up and nothing else is set."""
+    """Point this process at what the test bed runs where it is up and nothing else is set."""
     if TESTBED_ENV.exists():
         for line in TESTBED_ENV.read_text().splitlines():
             name, _, value = line.removeprefix("export ").partition("=")
             os.environ.setdefault(name, value.strip("'\""))
+    if "RAYROLL_TESTBED_KUBECONFIG" in os.environ and not Path("~/.kube/config").expanduser().exists():
+        os.environ.setdefault("KUBECONFIG", os.environ["RAYROLL_TESTBED_KUBECONFIG"])

@@ -26,7 +26,14 @@ from rayroll.tasks import load_pack, packs
 
 __all__ = ["doctor", "probe_all"]
 
-_PARTS = {"docker": "docker", "opensandbox": "opensandbox", "wandb": "wandb", "jinja2": "report", "ziglang": "runner"}
+_PARTS = {
+    "docker": "docker",
+    "kubernetes": "kubernetes",
+    "opensandbox": "opensandbox",
+    "wandb": "wandb",
+    "jinja2": "report",
+    "ziglang": "runner",
+}
 """Optional packages and the extra that brings each."""
 LOW_DISK_GIB = 5.0
 

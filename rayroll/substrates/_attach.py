@@ -10,9 +10,9 @@ import asyncio
 import json
 import re
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from rayroll.substrates._endpoint import Endpoint
 from rayroll.substrates._stream import StreamChannel
@@ -25,6 +25,16 @@ LINE_MOST_BYTES = 16 << 20
 STDERR = 2
 BLOCK_HEAD = struct.Struct(">BxxxI")
 CLOSE_PATIENCE_S = 2.0
+
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class Connects(Protocol):
+    """Where somebody listens, a Docker engine or another server of HTTP."""
+
+    async def connect(self, factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
+        """Open a stream. Raises OSError when nothing answers."""
 
 
 class EngineAnswer(Exception):
@@ -171,7 +181,7 @@ async def hijack(
 
 @asynccontextmanager
 async def json_lines(
-    endpoint: Endpoint, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+    endpoint: Connects, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
 ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """A request whose answer is a stream of JSON objects: events, a pull, a build. Leaving closes the connection, on
     which the engine gives up a pull or a build.
@@ -194,7 +204,8 @@ async def json_lines(
 
 
 def _head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: docker", *(f"{name}: {value}" for name, value in headers.items())]
+    said = {"Host": "docker", **headers}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in said.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
 

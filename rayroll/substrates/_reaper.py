@@ -4,7 +4,7 @@ A runner ends itself when its lease lapses, and its sandbox goes with it. Not so
 started (it stays until the engine restarts, AutoRemove or not), nor a private root in /tmp. No hook of the host runs
 on SIGKILL, and Ray ends a dead worker's children: so this is a grandchild in a session of its own, waiting for the end
 of a pipe. What was kept for somebody to look into, it leaves alone until its time is over. It is told what to watch in
-lines of JSON: ``{"watch": KEY, "sweep": "docker" | "local" | "opensandbox", "run": ..., "owner": ...}``,
+lines of JSON: ``{"watch": KEY, "sweep": "docker" | "kubernetes" | "local" | "opensandbox", "run": ..., "owner": ...}``,
 ``{"forget": KEY}``, and ``{"look": UNIX_S}`` for when something that was kept leaves a folder behind.
 
 Standard library only, and it imports nothing else of this package but ``_leftovers`` (see ``_reaping.BOOT``): 14 MB
@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,12 @@ def sweep(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     Younger sandboxes with the same names are those of a host that was started again. What is kept is passed over, and
     ``kept`` gets the end of its time.
     """
-    sweeps = {"docker": sweep_docker, "local": sweep_local, "opensandbox": sweep_opensandbox}
+    sweeps = {
+        "docker": sweep_docker,
+        "kubernetes": sweep_kubernetes,
+        "local": sweep_local,
+        "opensandbox": sweep_opensandbox,
+    }
     return sweeps[watch["sweep"]](watch, ended_unix_s, kept)
 
 
@@ -211,6 +217,25 @@ def sweep_opensandbox(watch: Watch, ended_unix_s: float, kept: list[float]) -> i
             return found
 
 
+def sweep_kubernetes(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
+    """Pods in any state, by their labels. What the API was making when the host ended counts by its start."""
+    found, more = 0, ""
+    pods = f"/api/v1/namespaces/{watch['namespace']}/pods"
+    while True:
+        page = ask(watch, "GET", f"{pods}?limit=500&labelSelector={quote(watch['selector'])}{more}")
+        for pod in page.get("items") or ():
+            metadata = pod["metadata"]
+            until_unix_s = float((metadata.get("annotations") or {}).get("rayroll.kept-until", 0))
+            if time.time() < until_unix_s:
+                kept.append(until_unix_s)
+            elif datetime.fromisoformat(metadata["creationTimestamp"]).timestamp() <= ended_unix_s + SETTLE_S:
+                ask(watch, "DELETE", f"{pods}/{metadata['name']}?gracePeriodSeconds=0")
+                found += 1
+        if not (token := (page.get("metadata") or {}).get("continue")):
+            return found
+        more = f"&continue={quote(token)}"
+
+
 def kept_name(name: str, until_unix_s: float) -> str:
     """What a container is renamed to when it is kept: labels cannot be changed any more."""
     own, adopted, by = name.partition(ADOPTED)
@@ -231,7 +256,9 @@ def ask(watch: Watch, method: str, path: str) -> Any:
     """
     connection = connect(watch)
     try:
-        connection.request(method, path, headers=watch.get("headers") or {"Host": "docker"})
+        connection.request(
+            method, urlsplit(watch["url"]).path.rstrip("/") * is_web(watch) + path, headers=headers(watch)
+        )
         answer = connection.getresponse()
         body = answer.read()
     finally:
@@ -239,6 +266,20 @@ def ask(watch: Watch, method: str, path: str) -> Any:
     if answer.status >= 400 and answer.status not in (404, 409):
         raise OSError(f"{method} {path}: {answer.status} {body[:200]!r}")
     return json.loads(body) if body and answer.status < 300 else {}
+
+
+def is_web(watch: Watch) -> bool:
+    """Its url is one of HTTP, whose path counts."""
+    return str(watch["url"]).startswith("http")
+
+
+def headers(watch: Watch) -> dict[str, str]:
+    """What a request says to be let in; a token in a file may have been renewed there."""
+    said = dict(watch.get("headers") or {"Host": "docker"})
+    if watch.get("token_file"):
+        with contextlib.suppress(OSError):
+            said["Authorization"] = f"Bearer {Path(watch['token_file']).read_text().strip()}"
+    return said
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -254,6 +295,38 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+class NamedConnection(http.client.HTTPSConnection):
+    """HTTPS to whom the watch trusts: its own authority where it names one, perhaps under another name."""
+
+    def __init__(self, host: str, port: int | None, watch: Watch) -> None:
+        import ssl
+
+        context = ssl.create_default_context(cadata=watch.get("authority"))
+        if not watch.get("verify", True):
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if watch.get("certificate"):
+            with in_memory(watch["certificate"]) as certificate, in_memory(watch["key"]) as key:
+                context.load_cert_chain(certificate, key)
+        super().__init__(host, port, timeout=CALL_TIMEOUT_S, context=context)
+        self._secure, self._name = context, watch.get("server_name") or host
+
+    def connect(self) -> None:
+        sock = socket.create_connection((self.host, self.port), CALL_TIMEOUT_S)
+        self.sock = self._secure.wrap_socket(sock, server_hostname=self._name)
+
+
+@contextlib.contextmanager
+def in_memory(text: str) -> Iterator[str]:
+    """A file by that content, for a library that takes nothing else."""
+    fd = os.memfd_create("rayroll")
+    try:
+        os.write(fd, text.encode())
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
 def connect(watch: Watch) -> http.client.HTTPConnection:
     """A connection to a watched engine."""
     parts = urlsplit(watch["url"])
@@ -261,7 +334,7 @@ def connect(watch: Watch) -> http.client.HTTPConnection:
         return UnixConnection(parts.path)
     assert parts.hostname is not None
     if parts.scheme == "https":
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=CALL_TIMEOUT_S)
+        return NamedConnection(parts.hostname, parts.port, watch)
     if not watch["tls_folder"]:
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=CALL_TIMEOUT_S)
     import ssl

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class Watches:
     """What one substrate has asked its reaper to look after."""
 
     def __init__(self) -> None:
-        self._leases_s: dict[str, float] = {}
+        self._orders: dict[str, dict[str, Any]] = {}
         self._asking = asyncio.Lock()
 
     async def cover_folder(self, base: Path, lease: Lease) -> None:
@@ -155,13 +155,23 @@ class Watches:
         }
         await self._cover(f"opensandbox {url}", order, lease)
 
+    async def cover_cluster(
+        self, credentials: Mapping[str, Any], namespace: str, label: Callable[[str], str], lease: Lease
+    ) -> None:
+        """The same for pods; told again when the credentials have changed."""
+        wanted = f"rayroll.run={label(lease.run_id)},rayroll.owner={label(lease.owner)}"
+        order = {"sweep": "kubernetes", "namespace": namespace, "selector": wanted, **credentials}
+        await self._cover(f"kubernetes {credentials['url']} {namespace}", order, lease)
+
     async def _cover(self, place: str, order: Mapping[str, Any], lease: Lease) -> None:
         key = f"{place} {lease.run_id} {lease.owner}"
-        order = {**order, "run": lease.run_id, "owner": lease.owner, "lease_s": lease.duration_s}
         async with self._asking:
-            if self._leases_s.get(key, -1.0) < order["lease_s"]:
+            known = self._orders.get(key, {"lease_s": -1.0})
+            order = {**order, "run": lease.run_id, "owner": lease.owner}
+            order["lease_s"] = max(lease.duration_s, known["lease_s"])
+            if order != known:
                 await asyncio.to_thread(reaper().watch, key, self, order)
-                self._leases_s[key] = order["lease_s"]
+                self._orders[key] = order
 
     async def look(self, at_unix_s: float) -> None:
         """See ``Reaper.look``."""
@@ -169,7 +179,7 @@ class Watches:
 
     async def lift(self) -> None:
         """Nothing is left of anything."""
-        keys = list(self._leases_s)
-        self._leases_s.clear()
+        keys = list(self._orders)
+        self._orders.clear()
         for key in keys:
             await asyncio.to_thread(reaper().forget, key, self)

@@ -18,6 +18,7 @@ from requirements import check, miss, use_testbed
 from rayroll.runner.build import runner_path
 from rayroll.substrates import SandboxSpec, load
 from rayroll.substrates.docker import DockerConfig
+from rayroll.substrates.kubernetes import KubernetesConfig
 from rayroll.substrates.local import LocalConfig
 from rayroll.substrates.opensandbox import OpenSandboxConfig
 from rayroll.substrates.qemu import QemuConfig
@@ -69,6 +70,27 @@ TestDockerReadOnly = pytest.mark.docker(
 )
 TestDockerWithPython = pytest.mark.docker(
     conformance.suite(DockerConfig(), spec=SandboxSpec(image="python:3.11-slim"), only=PYTHONS, slow=False)
+)
+
+# The test bed's cluster enforces no NetworkPolicy. A node that holds many has no CPU for each.
+PODS = KubernetesConfig(network="open", request_share=0.1)
+TestKubernetes = pytest.mark.kubernetes(
+    conformance.suite(
+        PODS,
+        promises=(
+            *(Capability.REATTACH, Capability.ADOPT, Capability.OWN_PIDS, Capability.USERS, Capability.INTRUDER),
+            Capability.MEMORY_LIMIT,
+        ),
+        many=10,
+    )
+)
+TestKubernetesByAddress = pytest.mark.kubernetes(
+    conformance.suite(
+        PODS.model_copy(update={"carrier": "address"}), only=("life", "output", "reattach", "forgery"), slow=False
+    )
+)
+TestKubernetesWithBusybox = pytest.mark.kubernetes(
+    conformance.suite(PODS, spec=SandboxSpec(image="busybox:latest"), only=("commands", "files", "state"), slow=False)
 )
 
 # The test bed's server has no egress image, so its sandboxes have a network whether they ask for it or not.

@@ -7,6 +7,8 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -134,7 +136,7 @@ static void refuse_keys(void) {
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0); /* a reset sees whether it holds */
 }
 
-/* --- the socket that a later host comes to: by itself, or through `runner connect` --- */
+/* --- the sockets that a later host comes to: by itself, or through `runner connect` --- */
 
 static const char *socket_path;
 
@@ -145,11 +147,27 @@ static void on_stranger(void *owner, short events) {
 }
 
 static bool take_callers(int listening) {
-    static int fd;
-    fd = listening;
-    if (fcntl(fd, F_SETFD, FD_CLOEXEC)) return false;
-    set_nonblocking(fd);
-    return watch(fd, POLLIN, on_stranger, &fd), true;
+    static int fds[3], n;
+    int *fd = &fds[n++]; /* a path, a descriptor, a port */
+    *fd = listening;
+    if (fcntl(*fd, F_SETFD, FD_CLOEXEC)) return false;
+    set_nonblocking(*fd);
+    return watch(*fd, POLLIN, on_stranger, fd), true;
+}
+
+/* At every address, for whoever reaches them: a pod's own. */
+static bool listen_at_port(unsigned long port) {
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((u16)port), .sin6_addr = in6addr_any};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((u16)port)};
+    int on = 1, off = 0, fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool is_six = fd >= 0;
+    if (is_six) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    else fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* whom we accept has it from here */
+    struct sockaddr *address = is_six ? (struct sockaddr *)&six : (struct sockaddr *)&four;
+    if (fd < 0 || bind(fd, address, is_six ? sizeof six : sizeof four) || listen(fd, 8)) return false;
+    return take_callers(fd);
 }
 
 static bool listen_at(const char *path) {
@@ -191,7 +209,7 @@ static int complain(const char *text) {
 
 static int usage(void) {
     return complain(
-        "usage: runner serve [--lease-ms N] [--socket PATH | --socket-fd N] [--rlimit NAME=VALUE]...\n"
+        "usage: runner serve [--lease-ms N] [--socket PATH | --socket-fd N] [--port N] [--rlimit NAME=VALUE]...\n"
         "                                                                               live in a sandbox\n"
         "       runner once [--request BASE64 | --request-file PATH] [--base64] [--state PATH] [--rlimit NAME=VALUE]...\n"
         "                                                                               one request, one reply\n"
@@ -233,20 +251,23 @@ static void live(void) {
 static int serve(int argc, char **argv) {
     const char *listen_path = NULL;
     int listening = -1;
+    unsigned long port = 0;
     for (int i = 2; i < argc; i += 2) {
         char *end = "";
         if (i + 1 >= argc) return usage();
         if (!strcmp(argv[i], "--lease-ms")) lease_ns = strtoull(argv[i + 1], &end, 10) * 1000000;
         else if (!strcmp(argv[i], "--socket")) listen_path = argv[i + 1];
         else if (!strcmp(argv[i], "--socket-fd")) listening = (int)strtoul(argv[i + 1], &end, 10);
+        else if (!strcmp(argv[i], "--port")) port = strtoul(argv[i + 1], &end, 10);
         else if (strcmp(argv[i], "--rlimit") || !rlimit_add(argv[i + 1])) return usage();
-        if (*end || !lease_ns) return usage();
+        if (*end || !lease_ns || port > 65535) return usage();
     }
     if (!take_key()) return complain("runner: RAYROLL_KEY is not 32 hexadecimal digits\n");
     prepare();
     prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0); /* of bwrap --die-with-parent: from here on our lease ends us, not our host's end */
     if (listen_path && !listen_at(listen_path)) return complain("runner: cannot listen at that path\n");
     if (listening >= 0 && !take_callers(listening)) return complain("runner: cannot listen on that descriptor\n");
+    if (port && !listen_at_port(port)) return complain("runner: cannot listen at that port\n");
     link_open(0, 1, NEEDS_KEY);
     live();
     kill_everything();
