@@ -125,9 +125,12 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """Of the checkout this package lies in; "" where it does not."""
+    """Of the checkout this package lies in; "" where it does not, or nobody can tell."""
     here = Path(__file__).parent
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
-    )
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
     return asked.stdout.strip() if asked.returncode == 0 else ""

@@ -56,3 +56,9 @@ def test_the_machine_is_recorded(tmp_path: Path) -> None:
     machine = json.loads(results.config.read_text())["machine"]
     assert machine["cpus"] == os.cpu_count()
     assert machine["ray"] and machine["kernel"]
+
+
+def test_a_machine_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    results = Results.open(tmp_path / "a", "sweep", {})
+    assert json.loads(results.config.read_text())["machine"]["commit"] == ""
