@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rayroll.cli._refused import refused_lines
@@ -132,11 +133,12 @@ def _show(facts: dict[str, Any]) -> None:
     hidden = {"ok", "reason", "fix"}
     for kind, probe in facts["substrates"].items():
         about = ", ".join(f"{k} {v}" for k, v in probe.items() if k not in hidden)
-        table.add_row(kind, _mark(probe["ok"]), about if probe["ok"] else probe["reason"], probe["fix"])
+        table.add_row(kind, _mark(probe["ok"]), *map(escape, (about if probe["ok"] else probe["reason"], probe["fix"])))
     for name, part in facts["parts"].items():
-        table.add_row(name, _mark(part["ok"]), part.get("version", "not installed"), part.get("fix", ""))
+        table.add_row(name, _mark(part["ok"]), part.get("version", "not installed"), escape(part.get("fix", "")))
     runner = facts["runner"]
-    table.add_row("runner", _mark(runner["ok"]), runner.get("path") or runner["reason"], runner.get("fix", ""))
+    said = runner.get("path") or runner["reason"], runner.get("fix", "")
+    table.add_row("runner", _mark(runner["ok"]), *map(escape, said))
     key = "key found" if node["wandb_key"] else "no key: runs are kept offline"
     table.add_row("W&B", _mark(True), key, "" if node["wandb_key"] else "wandb login")
     console.print(table)
@@ -144,7 +146,7 @@ def _show(facts: dict[str, Any]) -> None:
     for name, pack in facts["packs"].items():
         table.add_row(name, str(pack["tasks"]), pack.get("description", ""))
         for refused in pack["refused"]:
-            table.add_row("", "[yellow]refused[/]", refused)
+            table.add_row("", "[yellow]refused[/]", escape(refused))
     console.print(table)
 
 
