@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ANSWER_S = 120.0
@@ -104,7 +105,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         labels = ", ".join(f"{name}={value}" for name, value in sorted(row["labels"].items()))
         if row["error"]:
-            table.add_row(row["node"], labels, "", "", "", f"[red]{row['error']}[/]")
+            table.add_row(row["node"], labels, "", "", "", f"[red]{escape(row['error'])}[/]")
             continue
         marks = ("[green]yes[/]" if row["substrates"].get(kind, {}).get("ok") else "[red]no[/]" for kind in kinds)
         table.add_row(row["node"], labels, str(row["cpus"]), row["python"], row["ray"], *marks)
