@@ -98,6 +98,10 @@ class Arm(ABC):
     async def burst(self, load: Load) -> Burst:
         """Run steps in every environment. Raises WrongOutput."""
 
+    def arms(self) -> list[Arm]:
+        """What takes turns: itself, or several ways to use what it has started."""
+        return [self]
+
     @abstractmethod
     async def close(self) -> None:
         """Free everything. Idempotent; also called after a failed ``open``."""

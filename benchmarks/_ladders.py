@@ -103,7 +103,7 @@ def _forget(image: str) -> None:
     """Remove an image and its layers from the engine; whoever used it last may hold it for a moment."""
     import docker
 
-    api = docker.APIClient(**docker.utils.kwargs_from_env())
+    api: Any = docker.from_env().api
     deadline_s = time.monotonic() + GONE_PATIENCE_S
     try:
         while True:

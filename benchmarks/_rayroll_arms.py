@@ -6,7 +6,8 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from _arms import Arm, Burst, Echo, Load, Skipped, async_burst, next_echo
 
@@ -14,23 +15,25 @@ from rayroll.executor import Executor, PlayConfig, Run
 from rayroll.session import Client, Session
 from rayroll.types import Act, FileTree, Task, Turn
 
-__all__ = ["RayrollArm", "RunnerArm"]
+__all__ = ["RayrollArm", "RunnerArm", "floor_in"]
 
 DAY_S = 86_400.0
-TASK = Task("bench/echo", "", environment=FileTree.from_files({}), tests=FileTree.from_files({}))
+TASK = Task("bench/echo", "", environment=FileTree.from_files({}), tests=FileTree.from_files({}), memory_mib=256)
+"""So little that 32 machines of it fit on a node."""
 RUNNER = "/.rayroll/runner"
-"""Where both substrates put it."""
+"""Where substrates put it."""
+NOT_FOUND = 127
 
 
 class RunnerArm(Arm):
     """A client in this process, its sandboxes' runners at the other end of open streams; no Ray."""
 
-    def __init__(self, substrate: str, envs: int) -> None:
+    def __init__(self, substrate: str, envs: int, config: Mapping[str, Any] | None = None) -> None:
         self.substrate = substrate
         self.name = f"runner-{substrate}"
         self.facts: dict[str, str] = {}
         """Versions and capabilities of the substrate."""
-        self._client = Client(substrate)
+        self._client = Client(substrate, substrate_config=config or {})
         self._envs = envs
         self._sessions: list[Session] = []
         self._steps: list[Callable[[str], Awaitable[str]]] = []
@@ -55,12 +58,22 @@ class RunnerArm(Arm):
         """The substrate's own names of the sandboxes, for baselines that use the very same ones."""
         return [(await session.booted()).ref.id for session in self._sessions]
 
-    async def floor_s(self, n: int) -> list[float]:
-        """``[p50, p95]`` of fork and exec of the same shell in the same sandbox, without anything around them."""
+    async def floor_s(self, n: int) -> list[float] | None:
+        """``[p50, p95]`` of fork and exec of the same shell in the same sandbox, without anything around them.
+
+        None: its runner is in another place.
+        """
         result = await self._sessions[0].exec(f"{RUNNER} bench --n {n}")
+        if result.exit_code == NOT_FOUND:
+            return None
         assert result.exit_code == 0, f"runner bench: exit code {result.exit_code}: {result.output}"
-        line = json.loads(result.output)
-        return [line["p50_ns"] / 1e9, line["p95_ns"] / 1e9]
+        return floor_in(result.output)
+
+
+def floor_in(output: str) -> list[float]:
+    """``[p50, p95]`` in seconds of what ``runner bench`` printed."""
+    line = json.loads(output)
+    return [line["p50_ns"] / 1e9, line["p95_ns"] / 1e9]
 
 
 async def _step(session: Session, script: str) -> str:
@@ -73,9 +86,9 @@ class RayrollArm(Arm):
     A step lasts from the policy's answer to its next turn, so that everything a rollout does between is in it.
     """
 
-    def __init__(self, substrate: str, envs: int) -> None:
+    def __init__(self, substrate: str, envs: int, config: Mapping[str, Any] | None = None) -> None:
         self.name = f"rayroll-{substrate}"
-        self._executor = Executor(substrate)
+        self._executor = Executor(substrate, substrate_config=config or {})
         self._policy = _Bursts(envs)
         self._envs = envs
         self._run: Run | None = None

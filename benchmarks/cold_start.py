@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(-1, options.rounds):  # the first one fills caches and does not count
             await one_round(number, rows, options)
     line["machine"]["load_after"] = load_average()
-    asked = options.substrates or {row.kind for row in rows}
+    asked = set(options.substrates) or {row.kind for row in rows}
     line["starts"] = [row.as_json() | {"over_first": over_first(row, rows)} for row in rows]
     line["gates"] = [] if options.smoke else [gate.as_json() for gate in gates(rows, asked)]
     return line
@@ -241,7 +241,7 @@ def over_first(row: Row, rows: Sequence[Row]) -> list[float] | None:
     return [round(value, 4) for value in (quantile(values, 0.25), statistics.median(values), quantile(values, 0.75))]
 
 
-def gates(rows: Sequence[Row], asked: Sequence[str]) -> list[Gate]:
+def gates(rows: Sequence[Row], asked: Collection[str]) -> list[Gate]:
     """The claims of every substrate that was asked for; one that was not measured is no pass."""
     by_name = {(row.kind, row.way.name): row for row in rows if row.way.name}
     made = []

@@ -3,8 +3,9 @@
 
 Every arm runs the same commands in the same kind of sandbox: distinct echoes, each checked, small or with 64 kB of
 output, one after the other in 1 environment, then in 32 at the same time. The floor is ``runner bench``: fork and exec
-of the same shell in the same container, with nothing around them. Arms take turns, in another order each round, and
-whatever is claimed is the median over rounds of ratios within a round: this survives a machine that others use too.
+of the same shell in the same sandbox, with nothing around them, and of this node's shell without a sandbox. Arms take
+turns, in another order each round, and whatever is claimed is the median over rounds of ratios within a round: this
+survives a machine that others use too.
 
 Prints tables on standard error, and one JSON line, last, on standard output.
 """
@@ -15,53 +16,57 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import importlib
 import json
+import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from _arms import Arm, Burst, Load, Skipped
 from _facts import facts, load_average
-from _rayroll_arms import RayrollArm, RunnerArm
-from _stats import Gate, at_least, below, quantile, show_gates
+from _rayroll_arms import RayrollArm, RunnerArm, floor_in
+from _stats import Gate, quantile, show_gates
+from _step_claims import FLOOR, Cell, gates, p50_ms, steps_per_s
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-BASELINES = ("docker-exec", "docker-cli", "held-shell", "swe-rex")
-SUBSTRATES = ("local", "docker")
+from rayroll.runner.build import runner_path
+
+SUBSTRATES: Mapping[str, Mapping[str, Any]] = {
+    "local": {},
+    "docker": {},
+    "qemu": {},
+    # A policy that denies the network needs an image of the server's own.
+    "opensandbox": {"network": "open"},
+}
+"""What can be measured, with fields of its config."""
+
+
+class Baseline(NamedTuple):
+    """What people use today."""
+
+    module: str
+    arm: str
+    substrate: str | None
+    """The arm is made with the ids of ``runner-<substrate>``'s sandboxes and runs in them. None: it is made with a
+    number of environments, and has its own."""
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "docker-exec": Baseline("_docker_arms", "DockerExec", "docker"),
+    "docker-cli": Baseline("_docker_arms", "DockerCli", "docker"),
+    "held-shell": Baseline("_docker_arms", "HeldShell", "docker"),
+    "swe-rex": Baseline("_swerex_arms", "SweRexServers", None),
+    "opensandbox-sdk": Baseline("_hosted_arms", "OpenSandboxSdk", "opensandbox"),
+}
 ACTIONS, POLICY_S = 150, 5.0
 """A rollout as in "The Rollout Infrastructure Tax in Coding-Agent RL" (arXiv 2607.01415)."""
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
-
-
-@dataclass(slots=True)
-class Cell:
-    """Everything measured at one number of environments and one size of output."""
-
-    envs: int
-    output_bytes: int
-    rounds: list[dict[str, Burst]] = field(default_factory=list)
-    floors_s: list[dict[str, list[float]]] = field(default_factory=list)
-    """Per round, ``[p50, p95]`` of ``runner bench`` by substrate."""
-
-    def per_round(self, figure: Callable[[dict[str, Burst], dict[str, list[float]]], float]) -> list[float]:
-        """A figure of each round's own bursts and floors."""
-        return [figure(bursts, floors) for bursts, floors in zip(self.rounds, self.floors_s, strict=True)]
-
-
-def p50_ms(burst: Burst) -> float:
-    """Median latency in milliseconds."""
-    return quantile(burst.latencies_s, 0.5) * 1e3
-
-
-def steps_per_s(burst: Burst) -> float:
-    """Steps of all environments per second of wall time."""
-    return len(burst.latencies_s) / burst.wall_s
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +86,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     cells.append(await measure_cell(Cell(envs, output_bytes), arms, options, say))
                     show_cell(cells[-1])
     line["machine"]["load_after"] = load_average()
-    return line | summary(cells, with_gates=not options.smoke)
+    return line | summary(cells, [] if options.smoke else gates(cells, {*options.substrates, *options.baselines}))
 
 
 def _say(progress: Progress, bar: TaskID, envs: int, what: str, *, advance: int = 0) -> None:
@@ -96,7 +101,9 @@ async def measure_cell(cell: Cell, arms: Sequence[Arm], options: argparse.Namesp
     load = Load(max(1, options.steps // options.rounds), cell.output_bytes, options.turn_s)
     for number in range(options.rounds):
         first = number % len(arms)
-        cell.floors_s.append({a.name: await a.floor_s(options.floor_n) for a in arms if isinstance(a, RunnerArm)})
+        floors = {arm.name: await arm.floor_s(options.floor_n) for arm in arms if isinstance(arm, RunnerArm)}
+        host = {FLOOR: await asyncio.to_thread(host_floor_s, options.floor_n)}
+        cell.floors_s.append(host | {name: floor for name, floor in floors.items() if floor})
         cell.rounds.append({})
         for arm in (*arms[first:], *arms[:first]):
             say(f"{size(cell.output_bytes)}, round {number + 1}: {arm.name}")
@@ -114,22 +121,24 @@ async def start_arms(
 ) -> list[Arm]:
     """Start every arm that this machine can run; why another cannot goes into ``skipped``."""
     arms: list[Arm] = []
+    sandboxes: dict[str, list[str]] = {}
     for substrate in options.substrates:
         say(f"starting {substrate}")
+        config = SUBSTRATES[substrate]
         try:
-            arms.append(await stack.enter_async_context(RunnerArm(substrate, envs)))
+            arm = await stack.enter_async_context(RunnerArm(substrate, envs, config))
         except Skipped as reason:
             leave_out(skipped, substrate, reason)
         else:
-            arms.append(await stack.enter_async_context(RayrollArm(substrate, envs)))
+            assert isinstance(arm, RunnerArm)
+            sandboxes[substrate] = await arm.sandbox_ids()
+            arms += [arm, await stack.enter_async_context(RayrollArm(substrate, envs, config))]
     if not arms:
         raise SystemExit("nothing can be measured: " + "; ".join(f"{k}: {v}" for k, v in skipped.items()))
-    docker = next((arm for arm in arms if isinstance(arm, RunnerArm) and arm.substrate == "docker"), None)
-    containers = [] if docker is None else await docker.sandbox_ids()
     for baseline in options.baselines:
         say(f"starting {baseline}")
         try:
-            arms += await start_baseline(stack, baseline, envs, containers)
+            arms += await start_baseline(stack, baseline, envs, sandboxes)
         except Skipped as reason:
             leave_out(skipped, baseline, reason)
     return arms
@@ -142,38 +151,42 @@ def leave_out(skipped: dict[str, str], name: str, reason: Skipped) -> None:
 
 
 async def start_baseline(
-    stack: contextlib.AsyncExitStack, name: str, envs: int, containers: Sequence[str]
+    stack: contextlib.AsyncExitStack, name: str, envs: int, sandboxes: Mapping[str, Sequence[str]]
 ) -> list[Arm]:
-    """A baseline's arms, in the containers of ``runner-docker``. Raises Skipped."""
-    if name == "swe-rex":
-        from _swerex_arms import SweRexServers
+    """A baseline's arms. Raises Skipped."""
+    module, arm, substrate = BASELINES[name]
+    if substrate is not None and substrate not in sandboxes:
+        raise Skipped(f"it runs in the sandboxes of runner-{substrate}; add {substrate} to --substrates")
+    make = getattr(importlib.import_module(module), arm)
+    made: Arm = await stack.enter_async_context(make(envs if substrate is None else list(sandboxes[substrate])))
+    return made.arms()
 
-        servers = SweRexServers(envs)
-        await stack.enter_async_context(servers)
-        return servers.arms()
-    if not containers:
-        raise Skipped("it runs in the containers of runner-docker; add docker to --substrates")
-    from _docker_arms import DockerCli, DockerExec, HeldShell
 
-    arm: Arm = {"docker-exec": DockerExec, "docker-cli": DockerCli, "held-shell": HeldShell}[name](list(containers))
-    await stack.enter_async_context(arm)
-    return [arm]
+def host_floor_s(n: int) -> list[float]:
+    """``[p50, p95]`` of fork and exec on this node, without any sandbox."""
+    done = subprocess.run([runner_path(), "bench", "--n", str(n)], capture_output=True, text=True, check=True)
+    return floor_in(done.stdout)
 
 
 # --- what it means ---
 
 
-def summary(cells: Sequence[Cell], *, with_gates: bool) -> dict[str, Any]:
+def summary(cells: Sequence[Cell], gates: Sequence[Gate]) -> dict[str, Any]:
     """The figures of all cells, and what may be claimed of them."""
-    floors = [floor for cell in cells for floor in cell.floors_s]
-    reference = "runner-docker" if floors and "runner-docker" in floors[0] else "runner-local"
+    floors_s: dict[str, list[list[float]]] = defaultdict(list)
+    for cell in cells:
+        for floors in cell.floors_s:
+            for name, floor in floors.items():
+                floors_s[name].append(floor)
+    floors_ms = {
+        name: {q: round(median(floor[i] for floor in floors) * 1e3, 3) for i, q in enumerate(("p50", "p95"))}
+        for name, floors in floors_s.items()
+    }
+    reference = next(name for name in ("runner-docker", "runner-local", FLOOR) if name in floors_ms)
     return {
-        "floor_ms": {
-            "p50": round(median(f[reference][0] for f in floors) * 1e3, 3),
-            "p95": round(median(f[reference][1] for f in floors) * 1e3, 3),
-            "in": reference.removeprefix("runner-"),
-        },
-        "gates": [gate.as_json() for gate in gates(cells)] if with_gates else [],
+        "floor_ms": floors_ms[reference] | {"in": reference.removeprefix("runner-")},
+        "floors_ms": floors_ms,
+        "gates": [gate.as_json() for gate in gates],
         "paths": [path for cell in cells for path in paths(cell)],
     }
 
@@ -212,42 +225,6 @@ def path(name: str, cell: Cell, burst: Burst) -> dict[str, Any]:
     }
 
 
-def gates(cells: Sequence[Cell]) -> list[Gate]:
-    """The claims, each a median over rounds of a ratio within the round; small outputs."""
-    by_envs = {cell.envs: cell for cell in cells if not cell.output_bytes}
-    single, many = by_envs.get(1), by_envs.get(32)
-
-    def rounds(cell: Cell | None, names: Sequence[str], figure: Callable[..., float]) -> list[float] | None:
-        if cell is None or any(name not in bursts for bursts in cell.rounds for name in names):
-            return None
-        return cell.per_round(lambda bursts, floors: figure(*(bursts[name] for name in names), floors))
-
-    def ratio(upper: Burst, lower: Burst, _: object) -> float:
-        return p50_ms(upper) / p50_ms(lower)
-
-    return [
-        below(
-            "runner-docker over twice the floor and 1 ms",
-            1.0,
-            rounds(single, ["runner-docker"], lambda r, f: p50_ms(r) / (2e3 * f["runner-docker"][0] + 1.0)),
-        ),
-        at_least("docker-exec over runner-docker", 20.0, rounds(single, ["docker-exec", "runner-docker"], ratio)),
-        below("runner-docker over held-shell", 1.1, rounds(single, ["runner-docker", "held-shell"], ratio)),
-        below(
-            "rayroll-docker minus runner-docker, ms",
-            2.0,
-            rounds(single, ["rayroll-docker", "runner-docker"], lambda a, b, _: p50_ms(a) - p50_ms(b)),
-        ),
-        at_least("docker-exec over rayroll-docker", 10.0, rounds(single, ["docker-exec", "rayroll-docker"], ratio)),
-        below("rayroll-docker over swe-rex", 1.0, rounds(single, ["rayroll-docker", "swe-rex"], ratio)),
-        at_least(
-            "steps/s of rayroll-docker over docker-exec, 32 envs",
-            15.0,
-            rounds(many, ["rayroll-docker", "docker-exec"], lambda a, b, _: steps_per_s(a) / steps_per_s(b)),
-        ),
-    ]
-
-
 def show_cell(cell: Cell) -> None:
     """The table of one cell, for people."""
     title = f"{cell.envs} environment{'s' * (cell.envs > 1)}, {size(cell.output_bytes)} of output"
@@ -270,6 +247,8 @@ def show_claims(line: dict[str, Any]) -> None:
     """The floor, what may be claimed, and where it was measured."""
     floor, machine = line["floor_ms"], line["machine"]
     console.print(f"floor: fork and exec of the same shell in {floor['in']}: p50 {floor['p50']}, p95 {floor['p95']} ms")
+    others = (f"{name.removeprefix('runner-')} {of['p50']}" for name, of in line["floors_ms"].items())
+    console.print(f"  the same at p50, ms: {', '.join(others)}", highlight=False)
     show_gates(console, line["gates"])
     console.print(
         f"{machine['cpus']} x {machine['cpu']}, {machine['kernel']}, {machine['commit']}, "
@@ -286,7 +265,7 @@ def size(output_bytes: int) -> str:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """What was typed, checked."""
 
-    def words(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def words(known: Collection[str]) -> Callable[[str], list[str]]:
         def parse_words(text: str) -> list[str]:
             given = [word for word in text.split(",") if word]
             for word in given:
@@ -309,9 +288,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--substrates", type=words(SUBSTRATES), default=list(SUBSTRATES), help="comma-separated: local,docker")
+    add(
+        "--substrates",
+        type=words(SUBSTRATES),
+        default=["local", "docker"],
+        help=f"comma-separated: {','.join(SUBSTRATES)} [local,docker]",
+    )
     add("--envs", type=numbers(1), default=[1, 32], help="environments at the same time, comma-separated [1,32]")
-    add("--baselines", type=words(BASELINES), default=list(BASELINES), help=f"comma-separated: {','.join(BASELINES)}")
+    add(
+        "--baselines",
+        type=words(BASELINES),
+        help=f"comma-separated: {','.join(BASELINES)} [those of the substrates, and swe-rex beside docker]",
+    )
     add("--steps", type=int, default=200, help="steps of each environment over all rounds [200]")
     add(
         "--output-bytes",
@@ -325,6 +313,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--gate", action="store_true", help="exit with 1 unless every claim holds")
     add("--smoke", action="store_true", help="few steps, no claims: does every arm work?")
     options = parser.parse_args(argv)
+    if options.baselines is None:
+        beside = {name: baseline.substrate or "docker" for name, baseline in BASELINES.items()}
+        options.baselines = [name for name, substrate in beside.items() if substrate in options.substrates]
     if options.smoke:
         options.steps, options.rounds, options.turn_s, options.floor_n = 4, 2, 1.0, 5
         options.envs = [min(envs, 2) for envs in options.envs[:1]]

@@ -1,4 +1,4 @@
-"""A Docker engine as another node might have it: the real one, which does not list some of its images."""
+"""A Docker engine as somebody else might see it: the real one, which does not list some of what it has."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 
 @asynccontextmanager
-async def hiding_engine(real: Path, folder: Path, hidden: str) -> AsyncIterator[str]:
+async def hiding_engine(
+    real: Path, folder: Path, what: str, is_hidden: Callable[[dict[str, Any]], bool]
+) -> AsyncIterator[str]:
     """Where it listens: ``unix://...``.
 
     Args:
         real: The real engine's socket.
         folder: For its own.
-        hidden: Name of the image that it does not list.
+        what: ``images`` or ``containers``.
+        is_hidden: Which of the engine's answers it does not list.
     """
 
     serving: set[asyncio.Task[None]] = set()
@@ -35,14 +39,14 @@ async def hiding_engine(real: Path, folder: Path, hidden: str) -> AsyncIterator[
             head = await reader.readuntil(b"\r\n\r\n")
             upstream, to_engine = await asyncio.open_unix_connection(real)
             stack.callback(to_engine.close)
-            is_list = re.match(rb"GET (/v[\d.]+)?/images/json", head)
+            is_list = re.match(rb"GET (/v[\d.]+)?/%s/json[? ]" % what.encode(), head)
             if b"upgrade" not in head.lower():  # one request a connection
                 head = re.sub(rb"(?i)\r\nconnection: [^\r]*", b"", head)[:-2] + b"Connection: close\r\n\r\n"
             to_engine.write(head)
             sending = asyncio.ensure_future(_copy(reader, to_engine))
             stack.callback(sending.cancel)
             if is_list:
-                body = _without(hidden, await upstream.read())
+                body = _without(is_hidden, await upstream.read())
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
                 )
@@ -69,7 +73,7 @@ async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         to.write_eof()
 
 
-def _without(hidden: str, answer: bytes) -> bytes:
+def _without(is_hidden: Callable[[dict[str, Any]], bool], answer: bytes) -> bytes:
     head, _, body = answer.partition(b"\r\n\r\n")
     if b"chunked" in head.lower():
         chunks = b""
@@ -78,4 +82,4 @@ def _without(hidden: str, answer: bytes) -> bytes:
             chunks += body[: int(size, 16)]
             body = body[int(size, 16) + 2 :]
         body = chunks
-    return json.dumps([image for image in json.loads(body) if hidden not in (image["RepoTags"] or ())]).encode()
+    return json.dumps([each for each in json.loads(body) if not is_hidden(each)]).encode()

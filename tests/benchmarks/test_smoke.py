@@ -61,6 +61,35 @@ def test_every_way_through_docker_is_measured_and_checked() -> None:
     assert line["machine"]["docker"]["engine"]
 
 
+def test_hosted_sandboxes_and_their_sdk_are_measured_and_checked() -> None:
+    check("opensandbox")
+    line = last_line("step_overhead.py", "--substrates", "opensandbox", "--envs", "2")
+    assert names(line) == {"runner-opensandbox", "rayroll-opensandbox", "opensandbox-sdk"}
+    assert line["floors_ms"]["host"]["p50"] > 0 and line["skipped"] == {}
+
+
+def test_steps_in_virtual_machines_are_measured_and_checked() -> None:
+    check("qemu")
+    line = last_line("step_overhead.py", "--substrates", "qemu", "--output-bytes", "0")
+    assert names(line) == {"runner-qemu", "rayroll-qemu"}
+
+
+@pytest.mark.parametrize("kinds", ["local,docker", "qemu,opensandbox"])
+def test_every_rung_of_every_ladder_is_reached(kinds: str) -> None:
+    use_testbed()
+    for kind in kinds.split(","):
+        check(kind)
+    line = last_line("cold_start.py", "--substrates", kinds)
+    assert line["skipped"] == {}
+    for row in line["starts"]:
+        if row["substrate"] == "opensandbox":  # its runner is not alone in there, and it does not know what was pulled
+            continue
+        assert (row["failures"], row["skipped"], row["says"]) == ({}, "", [row["rung"]])
+        assert 0 < row["cold_start_s"]["p50"] < row["first_action_s"]["p50"]
+        assert (row["fetch_s"]["p50"] > 0) or row["rung"] != "cold"
+    assert line["machine"]["kernel"]
+
+
 def test_one_host_and_an_actor_per_env_are_measured_and_checked() -> None:
     check("local")
     line = last_line("host_scale.py")

@@ -16,6 +16,7 @@ import little
 
 from rayroll import Act, Executor, Rollout, Task, Turn
 from rayroll.executor import PlayConfig, Run
+from rayroll.policies.scripted import ScriptedPolicy
 from rayroll.testing.disturbed import DISTURB
 
 PHASES = ("start", "policy", "exec", "between", "grade", "close")
@@ -115,6 +116,12 @@ class Stage:
         assert told == dict.fromkeys((*PHASES, BYSTANDER), self.samples), "one is lost, or told twice"
         assert len({rollout.id for rollout in rollouts}) == len(rollouts)
         return rollouts
+
+
+async def play_beside(executor: Executor, *, samples: int = 8) -> list[Rollout]:
+    """Rollouts on another substrate while a fault lasts."""
+    run = executor.submit([little.task("beside")], ScriptedPolicy(["echo 42 > answer.txt"]), samples_per_task=samples)
+    return [rollout async for rollout in run.rollouts()]
 
 
 def phase_of(told: Rollout | Turn) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import little
 import pytest
@@ -28,7 +29,12 @@ async def test_rollouts_go_to_the_node_that_has_their_image_though_the_other_has
     real = endpoints.find(None).url
     if not real.startswith("unix://"):
         pytest.skip("needs an engine on a socket of this machine")
-    async with hiding_engine(Path(real.removeprefix("unix://")), tmp_path, little.IMAGE) as other:
+    socket = Path(real.removeprefix("unix://"))
+
+    def is_little(image: dict[str, Any]) -> bool:
+        return little.IMAGE in (image["RepoTags"] or ())
+
+    async with hiding_engine(socket, tmp_path, "images", is_little) as other:
         with cheap_nodes(2, env=[{"DOCKER_HOST": real}, {"DOCKER_HOST": other}]):
             async with Executor("docker") as executor:
                 await little.until(lambda: len(executor.snapshot().hosts) == 2)
