@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -315,6 +316,9 @@ class Machine(Box):
     async def _monitor(self) -> AsyncIterator[QMPClient]:
         from qemu.qmp import QMPClient, QMPError
 
+        library = logging.getLogger("qemu.qmp")
+        if library.level == logging.NOTSET:
+            library.setLevel(logging.CRITICAL)  # what it would log, it raises as well: and that is ours to tell
         client = QMPClient(self.remains.id)
         try:
             sock = await self._call(QMP)
@@ -325,6 +329,8 @@ class Machine(Box):
             finally:
                 await client.disconnect()
         except QMPError as error:
+            if self._process is not None and self.channel is None:
+                raise await self._ended_early() from error
             if self.has_ended:
                 raise SandboxLostError("the virtual machine is gone", id=self.remains.id) from error
             words = await self._in_thread(self._last_words)

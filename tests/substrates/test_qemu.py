@@ -91,6 +91,13 @@ async def test_commands_are_the_image_s_user_and_its_files_are_theirs(qemu: Qemu
         assert await said(live, 'id -u; pwd; echo "$MODE"; touch here && stat -c %u here') == "1000\n/srv\ntest\n1000"
 
 
+async def test_a_directory_that_the_image_lacks_is_made_and_is_the_user_s(qemu: QemuSubstrate) -> None:
+    tree = FileTree.from_files({"Dockerfile": "FROM busybox:latest\nUSER agent\n"})
+    spec = SandboxSpec(environment=tree, memory_mib=128, disk_mib=64, workdir="/app/of it")
+    async with machine(qemu, spec) as live:
+        assert await said(live, 'pwd; id -u; stat -c %u "$PWD"; touch here') == "/app/of it\n1000\n1000"
+
+
 async def test_a_machine_ends_with_its_lease_and_leaves_nothing(qemu: QemuSubstrate) -> None:
     sandbox = await qemu.create(SPEC, Lease(RUN, "test", 2.0))
     pid = int(sandbox.facts["pid"])

@@ -240,7 +240,7 @@ static void set_clock(u64 unix_ns) {
 
 struct life {
     char *env[WORDS_MOST + 1], *arg[WORDS_MOST + 1];
-    const char *cwd;
+    char *cwd;
     unsigned uid, gid;
 };
 
@@ -288,6 +288,18 @@ static void hide(void) {
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) mount("/dev/null", hidden[i], NULL, MS_BIND, NULL);
 }
 
+/* As an engine does with a directory that the image lacks. What is new belongs to whom everything belongs. */
+static void make_folders(char *path, unsigned uid, unsigned gid) {
+    for (char *end = path; *end;) {
+        end += strspn(end, "/");
+        end += strcspn(end, "/");
+        char next = *end;
+        *end = 0;
+        if (!mkdir(path, 0755)) need(!chown(path, uid, gid), "make the working directory");
+        *end = next;
+    }
+}
+
 static void become_runner(int port, struct life *life) {
     struct rlimit files = {1024, 1 << 19}, all = {RLIM_INFINITY, RLIM_INFINITY};
     need(put(BOX "/cgroup.procs", "0"), "enter the cgroup");
@@ -302,6 +314,7 @@ static void become_runner(int port, struct life *life) {
     setsid();
     need(dup2(port, 0) == 0 && dup2(port, 1) == 1, "give the runner its port");
     close_from(3);
+    if (life->cwd) make_folders(life->cwd, life->uid, life->gid);
     bound_capabilities();
     need(!syscall(SYS_setgroups, 0, NULL) && !setgid(life->gid) && !setuid(life->uid), "become the image's user");
     if (!life->cwd || chdir(life->cwd)) need(!chdir("/"), "enter /");

@@ -67,11 +67,11 @@ async def a_sandbox_says_how_it_was_started(lab: Lab) -> None:
 
 @check()
 async def environment_and_directory_are_those_asked_for(lab: Lab) -> None:
-    """``env`` and ``workdir`` of the spec are what commands see, with any value."""
+    """``env`` and ``workdir`` of the spec are what commands see, with any value; a missing directory is made."""
     env = {"PLAIN": "1", "ODD": "a b'c\"d $HOME `x`\ny", "EMPTY": "", "UNICODE": "ü🙂"}
-    async with lab.fresh(env=env, workdir="/tmp") as live:
-        r = await live.sh('pwd; printf "%s|" "$PLAIN" "$ODD" "$EMPTY" "$UNICODE"')
-        same(r.output, "/tmp\n" + "".join(f"{v}|" for v in env.values()), "what a command sees")
+    async with lab.fresh(env=env, workdir="/made/for this") as live:
+        r = await live.sh('pwd; printf "%s|" "$PLAIN" "$ODD" "$EMPTY" "$UNICODE"; touch here && rm here')
+        same(r.output, "/made/for this\n" + "".join(f"{v}|" for v in env.values()), "what a command sees")
 
 
 @check()
