@@ -41,4 +41,5 @@ class OpenSandboxSdk(Arm):
 async def _step(sandbox: Sandbox, script: str) -> str:
     done = await sandbox.commands.run(script)
     assert done.exit_code == 0, done
-    return f"{done.text}\n"  # the call leaves the end of a line out
+    # One line was printed. A long one comes in pieces, between which the call puts ends of lines, but for the last.
+    return done.text.replace("\n", "") + "\n"

@@ -261,7 +261,7 @@ def show(line: dict[str, Any]) -> None:
     for row in line["starts"]:
         rung = row["rung"] + (f" ({row['way']})" if row["way"] else "")
         cells = [
-            f"{row[name]['p50']:.3f} ({row[name]['p95']:.3f})" if row["starts"] else ""
+            f"{row[name]['p50']:.3g} ({row[name]['p95']:.3g})" if row["starts"] else ""
             for name in ("fetch_s", "cold_start_s", "first_action_s")
         ]
         low, middle, high = row["over_first"] or (0.0, 0.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -36,10 +37,13 @@ def machines_of(run_id: str) -> list[Remains]:
 
 
 def kill_all(run_id: str) -> list[Remains]:
-    """Their processes. Returns those that had one."""
-    killed = [remains for remains in machines_of(run_id) if remains.pid]
-    for remains in killed:
-        os.kill(remains.pid, signal.SIGKILL)
+    """Their processes. Returns those that had one; another that ends at this moment has none."""
+    killed = []
+    for remains in machines_of(run_id):
+        if remains.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(remains.pid, signal.SIGKILL)
+                killed.append(remains)
     return killed
 
 
@@ -59,7 +63,7 @@ async def test_machines_that_are_killed_are_played_again_and_others_go_on(opened
 
         rollouts = await stage.play(executor, fault)
     all_are_right(rollouts)
-    assert len(killed) == 6
+    assert len(killed) >= 6, "all but the one that is on its way down"
     assert {phase_of(rollout) for rollout in rollouts if rollout.attempts == 1} == {"close"}
     assert await asyncio.to_thread(traces, killed) == []
 
