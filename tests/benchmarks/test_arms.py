@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from _arms import Load, WrongOutput, async_burst, next_echo, thread_burst
+from _arms import Burst, Load, WrongOutput, async_burst, next_echo, thread_burst
 from _stats import at_least, below, quantile
+from _step_claims import FLOOR, Cell, gates
+from step_overhead import BASELINES, SUBSTRATES
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 async def right(script: str) -> str:
@@ -61,6 +66,22 @@ def test_a_claim_is_about_the_median_and_can_fail() -> None:
     assert not at_least("speed", 12.0, rounds).passed
     assert not below("cost", 10.0, rounds).passed
     assert below("cost", 11.0, rounds).value == 11.0
+
+
+def test_claims_about_steps_are_those_of_what_was_asked_for_and_each_can_fail() -> None:
+    fast, slow = Burst(wall_s=1.0, latencies_s=[0.002]), Burst(wall_s=1.0, latencies_s=[0.01])
+    names = {"runner-opensandbox": fast, "opensandbox-sdk": slow}
+    cell = Cell(1, 0, rounds=[names], floors_s=[{FLOOR: [0.001, 0.001]}])
+    (gate,) = gates([cell], {"opensandbox", "opensandbox-sdk"})
+    assert (gate.value, gate.passed) == (pytest.approx(5.0), True)
+    assert [gate.value for gate in gates([Cell(1, 0, rounds=[{}])], {"opensandbox", "opensandbox-sdk"})] == [None]
+    assert gates([cell], {"opensandbox"}) == []
+
+
+def test_every_baseline_runs_beside_a_substrate_that_can_be_measured() -> None:
+    for baseline in BASELINES.values():
+        assert baseline.substrate is None or baseline.substrate in SUBSTRATES
+        assert (BENCHMARKS / f"{baseline.module}.py").exists()
 
 
 def test_what_was_not_measured_is_no_pass() -> None:
