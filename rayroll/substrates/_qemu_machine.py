@@ -34,6 +34,8 @@ KERNEL_MIB = 128
 """More memory than was asked for: what the kernel takes before anything runs. The sandbox's limit is a cgroup's."""
 QEMU_MIB = 512
 """More memory than the machine's own that its process may take: translated code, buffers."""
+TRANSLATED_MIB = 256
+"""Most translated code that is kept. QEMU's own limit is a GiB, and every program that starts adds some MiB."""
 QEMU_THREADS = 256
 READY = b"rayroll: ready\n"
 GO = b"rayroll: go\n"
@@ -78,7 +80,7 @@ class Hardware:
         argv = [
             *(self.program, "-name", f"{folder}/root", "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-nic", "none", "-machine", "q35,memory-backend=ram", "-cpu", "max"),
-            *("-accel", "kvm" if self.accelerator == "kvm" else "tcg,thread=multi"),
+            *("-accel", "kvm" if self.accelerator == "kvm" else f"tcg,thread=multi,tb-size={TRANSLATED_MIB}"),
             *("-smp", str(self.cpus), "-m", f"{total_mib}M", "-object", f"{memory},id=ram,size={total_mib}M"),
             *("-kernel", str(self.kernel), "-initrd", str(self.initramfs), "-append", f"{command_line} -- boot"),
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
@@ -235,6 +237,11 @@ class Machine(Box):
         async with self._monitor() as qmp:
             await qmp.execute("chardev-change", {"id": "port", "backend": backend})
         await self._in_thread(os.replace, self.folder / name, self.folder / DOOR)
+
+    def _post_mortem(self, cause: str) -> str:
+        # What the agent runs has its limit inside: this was QEMU's own memory, and that is none of its doing.
+        cause = super()._post_mortem(cause)
+        return "QEMU's memory ran out" if cause == "oom" else cause
 
     # its parts
 

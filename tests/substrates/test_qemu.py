@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from requirements import needs
 from rayroll.errors import ConfigError, SubstrateError
 from rayroll.substrates import Lease, SandboxSpec
 from rayroll.substrates import _leftovers as leftovers
+from rayroll.substrates._qemu_machine import QEMU_MIB, Hardware
 from rayroll.substrates.qemu import QemuConfig, QemuSubstrate
 from rayroll.testing.sandboxes import Live, open_sandbox
 from rayroll.types import FileTree
@@ -133,6 +135,13 @@ async def test_a_machine_that_does_not_come_up_is_an_error_with_its_last_words(t
         with pytest.raises(SubstrateError, match="no such luck"):
             await qemu.create(SPEC, Lease(RUN, "test"))
         assert await qemu.list({"run": RUN}) == []
+
+
+def test_what_qemu_keeps_of_translated_code_fits_into_what_its_process_may_take() -> None:
+    hardware = Hardware("qemu", "tcg", Path("kernel"), Path("initramfs"), None, memory_mib=128, cpus=1)
+    argv = " ".join(hardware.argv(Path("folder"), memory="memory", door_fd=3, qmp_fd=4))
+    found = re.search(r"-accel tcg,thread=multi,tb-size=(\d+) ", argv)
+    assert found is not None and int(found[1]) <= QEMU_MIB // 2
 
 
 async def test_a_network_is_refused_by_name(qemu: QemuSubstrate) -> None:
