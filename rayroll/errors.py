@@ -13,6 +13,7 @@ RayrollError
     │   ├── EngineDownError    the engine, cluster or provider does not answer
     │   ├── ImageError         the image is missing, cannot be pulled, or is for another CPU
     │   ├── DiskFullError      no space left where sandboxes live
+    │   ├── NoRoomError        the provider has no machine of that kind to give now
     │   └── StartTimeoutError  created, but the runner never said hello
     ├── SandboxLostError   a live sandbox or its runner is gone
     ├── ProtocolError      the two ends of a channel do not understand each other
@@ -43,6 +44,7 @@ __all__ = [
     "HostLostError",
     "ImageError",
     "InfraFailure",
+    "NoRoomError",
     "ProtocolError",
     "RayrollError",
     "SandboxFileError",
@@ -162,6 +164,10 @@ class ImageError(SubstrateError):
 
 class DiskFullError(SubstrateError):
     """No space is left where sandboxes live."""
+
+
+class NoRoomError(SubstrateError):
+    """The provider has no machine of that kind to give now: its capacity, or the account's limit, is used up."""
 
 
 class StartTimeoutError(SubstrateError):

@@ -96,3 +96,14 @@ def use_testbed() -> None:
             os.environ.setdefault(name, value.strip("'\""))
     if "RAYROLL_TESTBED_KUBECONFIG" in os.environ and not Path("~/.kube/config").expanduser().exists():
         os.environ.setdefault("KUBECONFIG", os.environ["RAYROLL_TESTBED_KUBECONFIG"])
+    if "RAYROLL_TESTBED_EC2" in os.environ and "AWS_ENDPOINT_URL_EC2" not in os.environ:
+        # All of them: a stand-in takes any credentials, and nobody's real ones are to be sent there.
+        os.environ |= {
+            "AWS_ENDPOINT_URL_EC2": os.environ["RAYROLL_TESTBED_EC2"],
+            "AWS_ACCESS_KEY_ID": "testbed",
+            "AWS_SECRET_ACCESS_KEY": "testbed",
+            "AWS_REGION": "eu-central-1",
+            "AWS_DEFAULT_REGION": "eu-central-1",
+        }
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+            os.environ.pop(name, None)

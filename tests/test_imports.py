@@ -121,6 +121,7 @@ HEAVY = [
     "pandas",
     "kubernetes",
     "boto3",
+    "asyncssh",
 ]
 LOOK = """
 import os, sys, threading

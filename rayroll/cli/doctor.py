@@ -30,6 +30,8 @@ __all__ = ["doctor", "probe_all"]
 _PARTS = {
     "docker": "docker",
     "kubernetes": "kubernetes",
+    "boto3": "aws",
+    "asyncssh": "aws",
     "opensandbox": "opensandbox",
     "wandb": "wandb",
     "jinja2": "report",

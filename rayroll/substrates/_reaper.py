@@ -4,11 +4,12 @@ A runner ends itself when its lease lapses, and its sandbox goes with it. Not so
 started (it stays until the engine restarts, AutoRemove or not), nor a private root in /tmp. No hook of the host runs
 on SIGKILL, and Ray ends a dead worker's children: so this is a grandchild in a session of its own, waiting for the end
 of a pipe. What was kept for somebody to look into, it leaves alone until its time is over. It is told what to watch in
-lines of JSON: ``{"watch": KEY, "sweep": "docker" | "kubernetes" | "local" | "opensandbox", "run": ..., "owner": ...}``,
+lines of JSON: ``{"watch": KEY, "sweep": "docker", "run": ..., "owner": ...}`` (or another kind: see ``sweep``),
 ``{"forget": KEY}``, and ``{"look": UNIX_S}`` for when something that was kept leaves a folder behind.
 
-Standard library only, and it imports nothing else of this package but ``_leftovers`` (see ``_reaping.BOOT``): 14 MB
-for as long as the host lives instead of 60, and the files may be gone when it acts (Ray removes a job's folder).
+Standard library only, and it imports nothing else of this package but ``_leftovers`` and ``_sigv4`` (see
+``_reaping.BOOT``): 14 MB for as long as the host lives instead of 60, and the files may be gone when it acts (Ray
+removes a job's folder).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rayroll.substrates._leftovers import find, remove
+from rayroll.substrates._sigv4 import form, signed
 
 __all__ = ["adopted_name", "kept_name", "kept_until", "main", "sweep"]
 
@@ -142,6 +144,7 @@ def sweep(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
     """
     sweeps = {
         "docker": sweep_docker,
+        "ec2": sweep_ec2,
         "kubernetes": sweep_kubernetes,
         "local": sweep_local,
         "opensandbox": sweep_opensandbox,
@@ -234,6 +237,42 @@ def sweep_kubernetes(watch: Watch, ended_unix_s: float, kept: list[float]) -> in
         if not (token := (page.get("metadata") or {}).get("continue")):
             return found
         more = f"&continue={quote(token)}"
+
+
+def sweep_ec2(watch: Watch, ended_unix_s: float, kept: list[float]) -> int:
+    """Instances that are not on their way out, by their tags."""
+    literal = str.maketrans({character: f"\\{character}" for character in "*?\\"})
+    filters = {
+        "instance-state-name": ["pending", "running", "stopping", "stopped"],
+        "tag:rayroll.run": [watch["run"].translate(literal)],
+        "tag:rayroll.owner": [watch["owner"].translate(literal)],
+    }
+    asked = {}
+    for number, (name, values) in enumerate(filters.items(), 1):
+        asked[f"Filter.{number}.Name"] = name
+        asked |= {f"Filter.{number}.Value.{at}": value for at, value in enumerate(values, 1)}
+    answer = ask_ec2(watch, form("DescribeInstances", asked))
+    found = re.findall(r"<instanceId>(i-\w+)</instanceId>.*?<launchTime>([^<]+)</launchTime>", answer, re.DOTALL)
+    old = [id for id, at in found if datetime.fromisoformat(at).timestamp() <= ended_unix_s + SETTLE_S]
+    if old:
+        ask_ec2(watch, form("TerminateInstances", {f"InstanceId.{at}": id for at, id in enumerate(old, 1)}))
+    return len(old)
+
+
+def ask_ec2(watch: Watch, body: bytes) -> str:
+    """One call to EC2; its XML. Raises OSError: it does not answer, or refuses."""
+    host, region = urlsplit(watch["url"]).netloc, watch["region"]
+    headers = signed(body, host=host, region=region, credentials=watch["credentials"], now_unix_s=time.time())
+    connection = connect(watch)
+    try:
+        connection.request("POST", "/", body, headers)
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    finally:
+        connection.close()
+    if answer.status >= 300:
+        raise OSError(f"EC2: {answer.status} {text[:200]!r}")
+    return text
 
 
 def kept_name(name: str, until_unix_s: float) -> str:

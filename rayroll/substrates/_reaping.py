@@ -163,6 +163,11 @@ class Watches:
         order = {"sweep": "kubernetes", "namespace": namespace, "selector": wanted, **credentials}
         await self._cover(f"kubernetes {credentials['url']} {namespace}", order, lease)
 
+    async def cover_ec2(self, url: str, region: str, credentials: Mapping[str, str | None], lease: Lease) -> None:
+        """The same for instances with this lease's tags; told again when the credentials have changed."""
+        order = {"sweep": "ec2", "url": url, "tls_folder": None, "region": region, "credentials": dict(credentials)}
+        await self._cover(f"ec2 {url}", order, lease)
+
     async def _cover(self, place: str, order: Mapping[str, Any], lease: Lease) -> None:
         key = f"{place} {lease.run_id} {lease.owner}"
         async with self._asking:

@@ -18,6 +18,7 @@ from requirements import check, miss, use_testbed
 from rayroll.runner.build import runner_path
 from rayroll.substrates import SandboxSpec, load
 from rayroll.substrates.docker import DockerConfig
+from rayroll.substrates.ec2 import Ec2Config
 from rayroll.substrates.kubernetes import KubernetesConfig
 from rayroll.substrates.local import LocalConfig
 from rayroll.substrates.opensandbox import OpenSandboxConfig
@@ -98,6 +99,18 @@ TestOpenSandbox = pytest.mark.opensandbox(
     conformance.suite(
         OpenSandboxConfig(network="open"),
         promises=(Capability.REATTACH, Capability.USERS, Capability.INTRUDER, Capability.MEMORY_LIMIT),
+        many=10,
+    )
+)
+
+TestEc2 = pytest.mark.ec2(
+    conformance.suite(
+        Ec2Config(poll_s=0.1),
+        promises=(
+            *(Capability.REATTACH, Capability.OWN_PIDS, Capability.USERS),
+            Capability.INTRUDER,
+            Capability.NETWORK,
+        ),
         many=10,
     )
 )

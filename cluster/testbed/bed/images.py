@@ -94,6 +94,8 @@ _BUSYBOX = Busybox()
 _DEBIAN = Debian()
 PAUSE = Built("rayroll-testbed/pause:latest", "pause.Dockerfile", (_BUSYBOX,))
 """What a pod's network lives in."""
+MACHINE = Built("rayroll-testbed/machine:latest", "machine.Dockerfile", (_DEBIAN,))
+"""What an instance of the EC2 stand-in boots."""
 _WAVES: Sequence[Sequence[Recipe]] = (
     (_BUSYBOX, _DEBIAN),
     (

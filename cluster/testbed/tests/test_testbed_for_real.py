@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bed.daemon import within
 from second_bed import CACHE, SecondBed, second_bed
 
 CACHED_SERVER = CACHE / "opensandbox"
+CACHED_EC2 = CACHE / "ec2"
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not (CACHE / "images").is_dir(),
@@ -24,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[SecondBed]:
-    with second_bed("images", *(["opensandbox"] if CACHED_SERVER.is_dir() else [])) as bed:
+    with second_bed("images", *(folder.name for folder in (CACHED_SERVER, CACHED_EC2) if folder.is_dir())) as bed:
         yield bed
 
 
@@ -89,6 +92,42 @@ def test_the_hosted_server_comes_back_and_down_ends_its_sandboxes_and_no_others(
     bed("down", "opensandbox")
     left = bed.docker("ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.Image}} {{.Labels}}")
     assert other in left and "opensandbox" not in left and "execd" not in left
+    bed.docker("kill", other)
+
+
+@pytest.mark.skipif(not CACHED_EC2.is_dir(), reason="needs the cache of cluster/testbed/testbed up ec2")
+def test_an_instance_is_a_machine_that_runs_its_user_data_and_may_switch_itself_off(bed: SecondBed):
+    boto3 = pytest.importorskip("boto3")
+    bed("up", "ec2")
+    ec2 = boto3.client(
+        "ec2",
+        endpoint_url=bed.facts("ec2")["endpoint"],
+        region_name="eu-central-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+    )
+    debian = "resolve:ssm:/aws/service/debian/release/12/latest/amd64"
+
+    def launch(script: str, then: str) -> dict[str, Any]:
+        options = {"UserData": f"#!/bin/sh\n{script}\n", "InstanceInitiatedShutdownBehavior": then, "ImageId": debian}
+        made = ec2.run_instances(MinCount=1, MaxCount=1, InstanceType="t3.micro", **options)["Instances"][0]
+        assert made["State"]["Name"] == "pending"
+        return {"InstanceIds": [made["InstanceId"]]}
+
+    def state(machine: dict[str, Any]) -> Any:
+        return ec2.describe_instances(**machine)["Reservations"][0]["Instances"][0]
+
+    lives, stops, ends = launch("touch /ran", "stop"), launch("poweroff", "stop"), launch("poweroff", "terminate")
+    assert within(30, lambda: state(stops)["State"]["Name"] == "stopped")
+    assert within(30, lambda: state(ends)["State"]["Name"] == "terminated")
+    assert within(30, lambda: state(lives)["State"]["Name"] == "running")
+    with socket.create_connection((state(lives)["PrivateIpAddress"], 22), timeout=10) as sshd:
+        assert sshd.recv(4) == b"SSH-"
+    bed.docker("exec", f"ec2-{lives['InstanceIds'][0]}", "test", "-e", "/ran")
+    ec2.terminate_instances(**stops)
+    other = bed.docker("run", "--detach", "--rm", "busybox", "sleep", "600")
+    bed("down", "ec2")
+    assert bed.docker("ps", "--all", "--quiet", "--no-trunc") == other
     bed.docker("kill", other)
 
 
