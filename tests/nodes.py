@@ -117,6 +117,7 @@ class Wire:
     """The network between the machines: see ``wire.py``."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
+        """See ``opened_wire``."""
         self._process = process
         self._states: dict[int, dict[str, float]] = {}
         ends = self._answer()
@@ -126,7 +127,7 @@ class Wire:
 
     def set(self, index: int, **change: float) -> None:
         """Returns when it holds."""
-        state = self._states.setdefault(index, {"node": index, "delay_s": 0.0, "is_cut": False})
+        state = self._states.setdefault(index, {"node": index, "delay_s": 0.0, "loss": 0.0, "is_cut": False})
         state |= change
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(state) + "\n")
@@ -154,6 +155,15 @@ class Nodes:
     def __getitem__(self, index: int) -> Node:
         """``nodes[1]`` is the first worker."""
         return self.workers[index - 1]
+
+
+@contextmanager
+def opened_wire(count: int) -> Iterator[Wire]:
+    """A network of ``count`` namespaces and this one. Skips the test where there can be none."""
+    require("nodes", missing())
+    command = [*die_with_us(), sys.executable, "-I", str(WIRE), str(count)]
+    with ending(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as process:
+        yield Wire(process)
 
 
 @contextmanager
@@ -196,18 +206,7 @@ def wired_nodes(
     ours.pop("RAY_ADDRESS", None)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        wire = Wire(
-            stack.enter_context(
-                ending(
-                    subprocess.Popen(
-                        [*die_with_us(), sys.executable, "-I", str(WIRE), str(count)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-            )
-        )
+        wire = stack.enter_context(opened_wire(count))
         head = (f"--node-ip-address={wire.addresses[0]}", "--head", "--port=0", "--num-cpus=0")
         head_folder = folder / "0"
         head_process = started(head_folder, ours, None, *head, "--include-dashboard=false")

@@ -1,11 +1,13 @@
-"""A switch with delays, in user space: every port is a TUN device, in a network namespace of its own but for the first.
+"""A switch with delays and losses, in user space: every port is a TUN device, in a network namespace of its own but for
+the first, by which the others also reach what the first one's machine reaches.
 
 Why not ``tc netem``: it is a kernel module that many kernels lack, small virtual machines' above all
 (``CONFIG_NET_SCH_NETEM``). TUN devices are everywhere, and go away with the process that holds them; so do namespaces
 without a name. However this process ends, nothing of its network stays.
 
 Run as a program of its own: ``wire.py NODES``. First line of output: the addresses, and the file descriptors that hold
-the namespaces, as JSON. Then one line of JSON in, one out: ``{"node": 1, "delay_s": 0.1, "is_cut": false}``.
+the namespaces, as JSON. Then one line of JSON in, one out:
+``{"node": 1, "delay_s": 0.1, "loss": 0.05, "is_cut": false}``.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Port:
     address: str
     delay_s: float = 0.0
     """Each way."""
+    loss: float = 0.0
+    """Share of the packets that never arrive, each way."""
     is_cut: bool = False
 
 
@@ -107,6 +111,7 @@ def open_ports(nodes: int) -> list[Port]:
         namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
         ports.append(Port(open_tun("wire"), namespace, f"{prefix}.{node + 1}"))
         set_up("wire", ports[-1].address)
+        subprocess.run(["ip", "route", "add", "default", "dev", "wire"], check=True)
     call("setns", home, CLONE_NEWNET)
     os.close(home)
     return ports
@@ -129,8 +134,8 @@ def serve(ports: list[Port]) -> None:
                 continue
             source = by_tun[ready]
             for packet in packets(ready):
-                target = by_address.get(packet[16:20])
-                if target is not None:
+                target = by_address.get(packet[16:20], ports[0])
+                if target is not source and random.random() >= source.loss and random.random() >= target.loss:
                     count += 1
                     due_s = time.monotonic() + source.delay_s + target.delay_s
                     heapq.heappush(under_way, (due_s, count, packet, source, target))
@@ -155,7 +160,7 @@ def packets(tun: int) -> list[bytes]:
 
 def obey(ports: list[Port], order: dict[str, float]) -> None:
     port = ports[int(order["node"])]
-    port.delay_s = order["delay_s"]
+    port.delay_s, port.loss = order["delay_s"], order["loss"]
     port.is_cut = bool(order["is_cut"])
     say({"done": order})
 
