@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rayroll.errors import ConfigError
 from rayroll.substrates import Lease, SandboxRef, SandboxSpec
 from rayroll.substrates._ec2_calls import Instance, tags_of
+from rayroll.substrates._images import name_of
 
 if TYPE_CHECKING:
     from rayroll.substrates.ec2 import Ec2Config
@@ -52,15 +53,15 @@ def offers(config: Ec2Config, types: Mapping[str, Mapping[str, Any]], spec: Sand
 
 
 def _ami(config: Ec2Config, spec: SandboxSpec) -> str | None:
-    if spec.image is None:
-        if spec.environment is not None:
-            raise ConfigError(
-                "ec2 runs machine images only", fix="make an AMI of what the Dockerfile builds, and name it"
-            )
+    if spec.image is None and not spec.environment:
         return config.ami
-    ami = config.images.get(spec.image, spec.image)
+    name = name_of(spec, "")
+    ami = config.images.get(spec.image or name) or config.images.get(name) or spec.image or ""
     if not ami.startswith(("ami-", "resolve:ssm:")):
-        raise ConfigError("no AMI is known for this image", image=spec.image, fix="name one in images")
+        what = "this image" if spec.image else "what this task's Dockerfile builds"
+        raise ConfigError(
+            f"no AMI is known for {what}", image=name, fix=f"make one, and name it in images: {name}=ami-..."
+        )
     return ami
 
 

@@ -38,6 +38,7 @@ from rayroll.substrates._kube import Cluster, is_status
 from rayroll.substrates._kube_ground import Ground
 from rayroll.substrates._kube_watch import Pod, PodWatch, list_pods
 from rayroll.substrates._pod_start import Start, changed
+from rayroll.substrates._published import Publisher
 from rayroll.substrates._reaping import Watches
 from rayroll.substrates._shield import finish
 from rayroll.substrates._stream import StreamChannel
@@ -68,6 +69,12 @@ class KubernetesConfig(SubstrateConfig):
     """For the pods; None: the context's, or the host's own."""
     plain_image: str = "debian:bookworm-slim"
     """For specs without an image."""
+    registry: str | None = None
+    """Where images of Dockerfiles are pushed to and nodes pull them from, such as ``registry.example:5000/team``; "":
+    nowhere, for the cluster's one node runs on the very engine that builds them. None: tasks with a Dockerfile are
+    refused."""
+    build_engine: str | None = None
+    """The Docker engine that builds them; None: DOCKER_HOST, else the usual."""
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     """Of the kubelet."""
     image_pull_secrets: tuple[str, ...] = ()
@@ -131,6 +138,7 @@ class KubernetesSubstrate(Substrate):
         self._alive: set[str] = set()
         self._chores: set[asyncio.Task[None]] = set()
         self._watches = Watches()
+        self._published = Publisher(self.kind, config.registry, config.build_engine)
 
     # life of the substrate
 
@@ -165,6 +173,7 @@ class KubernetesSubstrate(Substrate):
         if not self._chores and not self._alive:
             await self._watches.lift()
         (cluster, watch, _), self._parts = self._parts, None
+        await self._published.close()
         await watch.close()
         for channel in self._channels.values():
             channel.abort()
@@ -195,12 +204,9 @@ class KubernetesSubstrate(Substrate):
         return None  # nodes pull: what is on this one says nothing
 
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
-        if spec.environment is not None and spec.image is None:
-            raise ConfigError(
-                "kubernetes runs ready images only", fix="build the Dockerfile, push it, and name the image"
-            )
         cluster, watch, ground = self._opened()
-        image = spec.image or self.config.plain_image
+        phases_s: dict[str, float] = {}
+        image, was_absent = await self._published.ensure(spec, self.config.plain_image, phases_s)
         arch = self.config.arch or ARCHES.get(platform.machine(), platform.machine())
         config_map = await ground.runner_config_map(arch)
         if not spec.network and self.config.network == "policy":
@@ -220,7 +226,6 @@ class KubernetesSubstrate(Substrate):
             runner_config_map=config_map,
             port=self.config.port if ground.by_address else None,
         )
-        phases_s: dict[str, float] = {}
         calls: list[asyncio.Future[Any]] = []
         async with self._starting:
             try:
@@ -237,9 +242,10 @@ class KubernetesSubstrate(Substrate):
         return Sandbox(
             SandboxRef(self.kind, name, lease.run_id, lease.owner, lease_s=lease.duration_s),
             channel,
-            "cached",  # a pod's status does not say whether its node had to pull
+            "cold" if was_absent else "cached",  # a pod's status does not say whether its node had to pull
             phases_s,
-            facts={**cluster.facts, "image": image, "network": self.config.network, "carrier": ground.carrier},
+            facts={**cluster.facts, "image": image, "network": self.config.network},
+            labels={"carrier": ground.carrier, **({"network": "open"} if self.config.network == "open" else {})},
         )
 
     async def _undo(self, name: str, calls: list[asyncio.Future[Any]]) -> None:

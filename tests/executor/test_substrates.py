@@ -13,8 +13,20 @@ from requirements import check
 from rayroll import PlayConfig, Rollout
 from rayroll.policies.scripted import ScriptedPolicy
 
-CONFIGS: Mapping[str, Mapping[str, Any]] = {"docker": {}, "qemu": {}, "opensandbox": {"network": "open"}}
-SAID = {"docker": {"system"}, "qemu": {"system", "accelerator"}, "opensandbox": {"system", "network"}}
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "docker": {},
+    "kubernetes": {},
+    "qemu": {},
+    "opensandbox": {"network": "open"},
+    "ec2": {"images": {little.IMAGE: "ami-03cf127a"}},
+}
+SAID = {
+    "docker": set(),
+    "kubernetes": {"carrier"},
+    "qemu": {"accelerator"},
+    "opensandbox": {"network"},
+    "ec2": {"instance_type"},
+}
 
 
 async def played_on(kind: str, opened: Opened) -> Rollout:
@@ -24,7 +36,7 @@ async def played_on(kind: str, opened: Opened) -> Rollout:
         run = executor.submit([little.task()], script, config=PlayConfig(fingerprint=True))
         (rollout,) = [rollout async for rollout in run.rollouts()]
     assert (rollout.reward, rollout.attempts, rollout.failure) == (1.0, 1, None)
-    assert rollout.labels.keys() == SAID[kind]
+    assert rollout.labels.keys() == {"system"} | SAID[kind]
     return rollout
 
 

@@ -125,10 +125,23 @@ async def test_a_cancelled_create_leaves_nothing_even_before_the_api_has_answere
     assert await cluster.list({"run": run_id}) == []
 
 
-async def test_a_dockerfile_is_refused_with_what_to_do(cluster: KubernetesSubstrate, run_id: str) -> None:
-    spec = SandboxSpec(environment=FileTree.from_files({"Dockerfile": "FROM busybox\n"}))
-    with pytest.raises(ConfigError, match="push it"):
-        await cluster.create(spec, Lease(run_id, "test"))
+DOCKERFILE = FileTree.from_files({"Dockerfile": "FROM busybox:latest\nRUN echo here > /built\n"})
+
+
+async def test_a_dockerfile_is_refused_where_nobody_said_what_becomes_of_it(
+    cluster: KubernetesSubstrate, run_id: str
+) -> None:
+    with pytest.raises(ConfigError, match="registry"):
+        await cluster.create(SandboxSpec(environment=DOCKERFILE), Lease(run_id, "test"))
+
+
+async def test_a_dockerfile_is_built_on_the_node_s_engine(run_id: str) -> None:
+    check("kubernetes")
+    async with (
+        KubernetesSubstrate(KubernetesConfig(registry="")) as cluster,
+        open_sandbox(cluster, SandboxSpec(environment=DOCKERFILE), run_id=run_id) as live,
+    ):
+        assert (await live.sh("cat /built")).output == "here\n"
 
 
 # what a pod is, and how it ends

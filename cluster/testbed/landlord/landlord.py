@@ -3,7 +3,8 @@
 The machine is a container of the test bed's engine. It is `pending` until it has started, gets the user data that it
 was launched with as cloud-init would run it, and is reported with the address that it really has. One that switches
 itself off is terminated or stopped, as its instance says. What is not EC2's: a boot takes half a second, terminating
-has taken effect when the call returns, and whatever AMI it was launched from, it is one Debian.
+has taken effect when the call returns, and whatever AMI it was launched from, it is one Debian; but for AMIs that were
+registered as ``docker:IMAGE``, whose machines have what that image of the engine has.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ LABEL = "rayroll.testbed.ec2"
 HERE = Path(__file__).parent
 DEBIAN_PARAMETER = "resolve:ssm:/aws/service/debian/"
 """How an AMI can be named by a public parameter; EC2 looks up Debian's own, moto knows nothing of parameters."""
+FROM_DOCKER = "docker:"
+"""How the name of an AMI begins that stands for an image of the engine."""
+RECIPE = HERE.parent / "images" / "machine.Dockerfile"
 NO_TOKEN = "ABCDE"
 """What moto takes for one where none was given."""
 REMEMBERED_S = 600.0
@@ -58,6 +62,7 @@ class Landlord:
         """By container."""
         self._room = threading.Semaphore(AT_ONCE)
         self._work = ThreadPoolExecutor(2 * AT_ONCE)
+        self._baking = threading.Lock()
 
     def later(self, work: Callable[[], None]) -> None:
         self._work.submit(logged(work))
@@ -71,7 +76,7 @@ class Landlord:
         """A machine that has not been switched on."""
         memory_mib, cpus = size_of(tenant)
         container = self.engine.containers.create(
-            self.image,
+            self.system_of(tenant),
             name=f"ec2-{tenant.id}",
             hostname=f"ip-{tenant.id[2:]}",
             labels={LABEL: self.mark},
@@ -89,6 +94,24 @@ class Landlord:
         container.put_archive("/", archive({"var/lib/cloud/machine": files["machine"]}))
         container.put_archive("/", archive({"usr/sbin/poweroff": files["poweroff"]}))
         return container
+
+    def system_of(self, tenant: Rented) -> str:
+        """The engine's image that its AMI stands for."""
+        (ami,) = tenant.ec2_backend.describe_images(ami_ids=[tenant.image_id])
+        if not ami.name.startswith(FROM_DOCKER):
+            return self.image
+        image = self.engine.images.get(ami.name.removeprefix(FROM_DOCKER))
+        name = f"rayroll-testbed/machine-of:{image.id.removeprefix('sha256:')[:32]}"
+        with self._baking, contextlib.suppress(docker.errors.ImageNotFound):
+            return str(self.engine.images.get(name).id)
+        with self._baking:
+            # An image's variables are a container's; a machine has them where every login reads them.
+            variables = "".join(f"{line}\n" for line in image.attrs["Config"]["Env"] or ())
+            recipe = RECIPE.read_text().replace("FROM debian:bookworm-slim", f"FROM {image.id}\nUSER root\nWORKDIR /")
+            recipe += "ENTRYPOINT []\nCOPY environment /etc/environment\n"
+            context = archive({"Dockerfile": recipe.encode(), "environment": variables.encode()})
+            self.engine.images.build(fileobj=io.BytesIO(context), custom_context=True, tag=name, rm=True, forcerm=True)
+        return name
 
     def switch_on(self, tenant: Rented, container: Any) -> str:
         """Boot a machine with its tenant's user data; its address."""
