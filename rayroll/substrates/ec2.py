@@ -207,6 +207,7 @@ class Ec2Substrate(Substrate):
             "warm" if start.is_from_pool else "cached",
             start.phases_s,
             facts={**self._facts, **start.facts, "network": "open" if spec.network else "namespace"},
+            labels={"instance_type": start.facts["type"]},
         )
 
     async def _watch(self, lease: Lease) -> None:

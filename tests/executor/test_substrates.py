@@ -10,7 +10,8 @@ import pytest
 from executor.conftest import Opened
 from requirements import check
 
-from rayroll import PlayConfig, Rollout
+from rayroll import Rollout
+from rayroll.executor import PlayConfig
 from rayroll.policies.scripted import ScriptedPolicy
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -18,7 +19,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "kubernetes": {},
     "qemu": {},
     "opensandbox": {"network": "open"},
-    "ec2": {"images": {little.IMAGE: "ami-03cf127a"}},
+    "ec2": {"images": {little.IMAGE: "resolve:ssm:/aws/service/debian/release/12/latest/amd64"}, "poll_s": 0.1},
 }
 SAID = {
     "docker": set(),
