@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import little
 import pytest
 from nodes import Wire, opened_wire
 from requirements import check, use_testbed
@@ -56,6 +57,13 @@ async def config_of(kind: str, stack: AsyncExitStack, address: str) -> dict[str,
         case "opensandbox":
             domain = await relay(stack, address, os.environ["OPEN_SANDBOX_DOMAIN"])
             return {"domain": domain, "use_server_proxy": True, "network": "open"}
+        case "ec2":
+            endpoint = os.environ["AWS_ENDPOINT_URL_EC2"].removeprefix("http://")
+            debian = "resolve:ssm:/aws/service/debian/release/12/latest/amd64"
+            url = f"http://{await relay(stack, address, endpoint)}"
+            return {"endpoint_url": url, "images": {little.IMAGE: debian}, "poll_s": 0.1}
+        case "kubernetes":
+            return {}  # its API is at an address that the wire leads to
     raise AssertionError(kind)
 
 
@@ -71,7 +79,7 @@ async def seen_from(wire: Wire, kind: str, config: Mapping[str, Any]) -> dict[st
     return seen
 
 
-@pytest.mark.parametrize("kind", ["docker", "opensandbox"])
+@pytest.mark.parametrize("kind", ["docker", "ec2", "kubernetes", "opensandbox"])
 async def test_a_slow_and_lossy_network_changes_latency_and_no_result(kind: str) -> None:
     check(kind)
     async with AsyncExitStack() as stack:
