@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayroll.errors import EngineDownError, SubstrateError
@@ -26,7 +26,7 @@ UNSEEN_S = 60.0
 """How long a machine that may have been made can take to be seen, and so terminated."""
 UNDO_PAUSE_S = 1.0
 DIAL_TIMEOUT_S = 10.0
-PAUSES_S = (0.05, 1.0)
+PAUSES_S = (0.05, 0.25)
 """Between two tries to reach a machine that boots: the first and the longest."""
 GRACE_S = 60.0
 """A machine that nobody has come to waits so much longer than its host, and goes off by itself."""
@@ -63,7 +63,7 @@ class Start:
         self.facts: dict[str, str] = {}
         self.waiting_for = "EC2"
 
-    async def run(self, spec: SandboxSpec, lease: Lease, on_end: Callable[[SshChannel], None]) -> SshChannel:
+    async def run(self, spec: SandboxSpec, lease: Lease) -> SshChannel:
         """From nothing to a runner that has been started; the caller's deadline holds."""
         start_s = time.monotonic()
         self._keys = await asyncio.to_thread(Keys.make)
@@ -79,7 +79,7 @@ class Start:
         machine = MACHINES.get(instance.get("Architecture", "x86_64"), "")
         runner = await asyncio.to_thread(lambda: runner_path(machine).read_bytes())
         self.host = SshHost(self._address(instance), self._keys)
-        self.channel = await self._reached(start_command(spec, lease, len(runner)), runner, on_end)
+        self.channel = await self._reached(start_command(spec, lease, len(runner)), runner)
         self.phases_s["boot"] = time.monotonic() - start_s - self.phases_s["create"]
         return self.channel
 
@@ -160,11 +160,11 @@ class Start:
     def _address(self, instance: Instance) -> str:
         return str(instance.get("PublicIpAddress" if self._config.address == "public" else "PrivateIpAddress") or "")
 
-    async def _reached(self, command: str, runner: bytes, on_end: Callable[[SshChannel], None]) -> SshChannel:
+    async def _reached(self, command: str, runner: bytes) -> SshChannel:
         pause_s, longest_s = PAUSES_S
         while True:
             try:
-                return await start(self.host, command, runner, on_end, timeout_s=DIAL_TIMEOUT_S)
+                return await start(self.host, command, runner, timeout_s=DIAL_TIMEOUT_S)
             except (UnreachableError, WrongHostError) as error:
                 # Until our user data has run, the image's own sshd answers, with a key of its own.
                 self.waiting_for = str(error)

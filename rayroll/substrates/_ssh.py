@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,10 +69,9 @@ class SshHost:
 class SshChannel(StreamChannel):
     """The standard streams of one program, on a connection of its own: nothing else holds up what is in a hurry."""
 
-    def __init__(self, connection: SSHClientConnection, on_end: Callable[[SshChannel], None]) -> None:
+    def __init__(self, connection: SSHClientConnection) -> None:
         super().__init__()
         self._connection = connection
-        self._on_end = on_end
         self._before: bytearray | None = bytearray()
         self.ready = self._ended.get_loop().create_future()
         self.exit_code: int | None = None
@@ -119,7 +117,6 @@ class SshChannel(StreamChannel):
         if not self.ready.done():
             self.ready.set_exception(self._never_ready(exc))
             self.ready.exception()  # whoever waits is told; nobody else need be
-        self._on_end(self)
         super().connection_lost(exc)
         self._connection.close()
 
@@ -163,9 +160,7 @@ async def dial(host: SshHost, *, timeout_s: float) -> SSHClientConnection:
         ) from error
 
 
-async def start(
-    host: SshHost, command: str, stdin: bytes, on_end: Callable[[SshChannel], None], *, timeout_s: float
-) -> SshChannel:
+async def start(host: SshHost, command: str, stdin: bytes, *, timeout_s: float) -> SshChannel:
     """A program in a machine, once it has said ``GO``. What it reads first is ``stdin``.
 
     Raises:
@@ -175,7 +170,7 @@ async def start(
     """
     connection = await dial(host, timeout_s=timeout_s)
     try:
-        channel = await _session(connection, command, on_end)
+        channel = await _session(connection, command)
         if stdin:
             channel.write(stdin)
         await channel.ready
@@ -188,8 +183,6 @@ async def start(
     return channel
 
 
-async def _session(connection: SSHClientConnection, command: str, on_end: Callable[[SshChannel], None]) -> SshChannel:
-    _, session = await connection.create_session(
-        cast("Any", lambda: SshChannel(connection, on_end)), command, encoding=None
-    )
+async def _session(connection: SSHClientConnection, command: str) -> SshChannel:
+    _, session = await connection.create_session(cast("Any", lambda: SshChannel(connection)), command, encoding=None)
     return cast("SshChannel", session)

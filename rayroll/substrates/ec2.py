@@ -188,7 +188,7 @@ class Ec2Substrate(Substrate):
             start = Start(self.config, calls, sightings, chosen, tags)
             try:
                 async with asyncio.timeout(self.config.create_timeout_s):
-                    channel = await start.run(spec, lease, self._on_end)
+                    channel = await start.run(spec, lease)
             except TimeoutError:
                 await self._undo(start)
                 raise StartTimeoutError(
@@ -229,9 +229,6 @@ class Ec2Substrate(Substrate):
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("a half-made machine was not terminated, its own timer will do it: %s", error)
 
-    def _on_end(self, channel: SshChannel) -> None:
-        """A stream has ended; its machine is left to its lease."""
-
     async def reopen(self, ref: SandboxRef) -> Channel:
         from rayroll.substrates._ec2_boot import connect_command
         from rayroll.substrates._ec2_start import DIAL_TIMEOUT_S
@@ -243,7 +240,7 @@ class Ec2Substrate(Substrate):
         if old is not None:
             old.abort()
         try:
-            channel = await start(host, connect_command(), b"", self._on_end, timeout_s=DIAL_TIMEOUT_S)
+            channel = await start(host, connect_command(), b"", timeout_s=DIAL_TIMEOUT_S)
         except UnreachableError as error:
             if cause := await self.cause_of_death(ref):
                 raise SandboxLostError("the machine is gone", id=ref.id, cause=cause) from error
