@@ -134,6 +134,12 @@ class Ec2Substrate(Substrate):
         return self._parts
 
     @property
+    def _not_aws(self) -> dict[str, str]:
+        """A label for what is no machine of AWS's: its times are not theirs."""
+        endpoint = self._facts["endpoint"]
+        return {} if ".amazonaws." in endpoint else {"endpoint": endpoint}
+
+    @property
     def _patience_s(self) -> float:
         """The monotonic time at which a call of this moment is given up."""
         return time.monotonic() + 2 * self.config.request_timeout_s
@@ -207,7 +213,7 @@ class Ec2Substrate(Substrate):
             "warm" if start.is_from_pool else "cached",
             start.phases_s,
             facts={**self._facts, **start.facts, "network": "open" if spec.network else "namespace"},
-            labels={"instance_type": start.facts["type"]},
+            labels={"instance_type": start.facts["type"], **self._not_aws},
         )
 
     async def _watch(self, lease: Lease) -> None:

@@ -26,7 +26,7 @@ SAID = {
     "kubernetes": {"carrier"},
     "qemu": {"accelerator"},
     "opensandbox": {"network"},
-    "ec2": {"instance_type"},
+    "ec2": {"instance_type", "endpoint"},
 }
 
 

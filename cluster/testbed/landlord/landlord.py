@@ -60,6 +60,8 @@ class Landlord:
         self.engine, self.image, self.mark = engine, image, mark
         self.tenants: dict[str, Rented] = {}
         """By container."""
+        programs = {"machine": "var/lib/cloud/machine", "poweroff": "usr/sbin/poweroff"}
+        self._programs = archive({place: (HERE / name).read_bytes() for name, place in programs.items()})
         self._room = threading.Semaphore(AT_ONCE)
         self._work = ThreadPoolExecutor(2 * AT_ONCE)
         self._baking = threading.Lock()
@@ -90,9 +92,7 @@ class Landlord:
             pids_limit=4096,
             log_config={"type": "none"},
         )
-        files = {name: (HERE / name).read_bytes() for name in ("machine", "poweroff")}
-        container.put_archive("/", archive({"var/lib/cloud/machine": files["machine"]}))
-        container.put_archive("/", archive({"usr/sbin/poweroff": files["poweroff"]}))
+        container.put_archive("/", self._programs)
         return container
 
     def system_of(self, tenant: Rented) -> str:

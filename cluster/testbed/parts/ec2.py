@@ -6,6 +6,7 @@ them and what is not.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import urllib.error
 import urllib.request
@@ -43,9 +44,12 @@ class Ec2(Part):
             images.MACHINE, images.Kitchen(bed.place, engine, carry.from_this_machine(bed.environ)), bed.steps
         )
         with bed.steps.step("ec2: answers"):
-            server = _server(bed.place)
+            server, sources = _server(bed.place), _digest()
+            if server.pid() is not None and bed.place.recorded("ec2-landlord") != sources:
+                server.stop()  # another landlord than the one that is here now
             if server.pid() is None:
                 bed.place.loopback_port("ec2")
+            bed.place.record("ec2-landlord", sources)
             command: list[str | Path] = [_folder(bed.place) / "venv" / "bin" / _PYTHON, _LANDLORD]
             command += ["--docker", f"unix://{engine.socket}", "--image", images.MACHINE.image]
             command += ["--mark", _mark(bed.place), "--port", str(bed.place.recorded("ec2"))]
@@ -99,6 +103,15 @@ def _install(bed: Bed) -> None:
         run([*pip, f"moto[ec2,server]=={_VERSION}"], timeout_s=_INSTALL_TIMEOUT_S)
         (venv / "bin" / _PYTHON).symlink_to("python3")
         mark.write_text(wanted)
+
+
+def _digest() -> str:
+    """What the landlord is made of, and where it lies."""
+    digest = hashlib.sha256(str(_LANDLORD).encode())
+    for path in sorted(_LANDLORD.parent.iterdir()):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _server(place: Place) -> Daemon:
