@@ -82,7 +82,7 @@ TestKubernetes = pytest.mark.kubernetes(
             *(Capability.REATTACH, Capability.ADOPT, Capability.OWN_PIDS, Capability.USERS, Capability.INTRUDER),
             Capability.MEMORY_LIMIT,
         ),
-        many=10,
+        many=6,
     )
 )
 TestKubernetesByAddress = pytest.mark.kubernetes(
