@@ -71,8 +71,7 @@ class KubernetesConfig(SubstrateConfig):
     """For specs without an image."""
     registry: str | None = None
     """Where images of Dockerfiles are pushed to and nodes pull them from, such as ``registry.example:5000/team``; "":
-    nowhere, for the cluster's one node runs on the very engine that builds them. None: tasks with a Dockerfile are
-    refused."""
+    nowhere, for the nodes run on the very engine that builds them. None: tasks with a Dockerfile are refused."""
     build_engine: str | None = None
     """The Docker engine that builds them; None: DOCKER_HOST, else the usual."""
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
@@ -178,6 +177,7 @@ class KubernetesSubstrate(Substrate):
         for channel in self._channels.values():
             channel.abort()
         self._channels.clear()
+        await self._published.close()
         await cluster.close()
 
     async def probe(self) -> Probe:
@@ -244,7 +244,7 @@ class KubernetesSubstrate(Substrate):
             channel,
             "cold" if was_absent else "cached",  # a pod's status does not say whether its node had to pull
             phases_s,
-            facts={**cluster.facts, "image": image, "network": self.config.network},
+            facts={**cluster.facts, "image": image, "network": self.config.network, "carrier": ground.carrier},
             labels={"carrier": ground.carrier, **({"network": "open"} if self.config.network == "open" else {})},
         )
 

@@ -16,7 +16,7 @@ from rayroll.policies.scripted import ScriptedPolicy
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "docker": {},
-    "kubernetes": {},
+    "kubernetes": {"request_share": 0.1},
     "qemu": {},
     "opensandbox": {"network": "open"},
     "ec2": {"images": {little.IMAGE: "resolve:ssm:/aws/service/debian/release/12/latest/amd64"}, "poll_s": 0.1},

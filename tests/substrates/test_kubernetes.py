@@ -31,6 +31,7 @@ from rayroll.types import FileTree
 pytestmark = pytest.mark.kubernetes
 
 CONFIG = KubernetesConfig(network="open", request_share=0.1)
+DOCKERFILE = FileTree.from_files({"Dockerfile": "FROM busybox:latest\nRUN echo here > /built\n"})
 BUSYBOX = SandboxSpec(image="busybox:latest")
 
 
@@ -125,9 +126,6 @@ async def test_a_cancelled_create_leaves_nothing_even_before_the_api_has_answere
     assert await cluster.list({"run": run_id}) == []
 
 
-DOCKERFILE = FileTree.from_files({"Dockerfile": "FROM busybox:latest\nRUN echo here > /built\n"})
-
-
 async def test_a_dockerfile_is_refused_where_nobody_said_what_becomes_of_it(
     cluster: KubernetesSubstrate, run_id: str
 ) -> None:
@@ -135,11 +133,11 @@ async def test_a_dockerfile_is_refused_where_nobody_said_what_becomes_of_it(
         await cluster.create(SandboxSpec(environment=DOCKERFILE), Lease(run_id, "test"))
 
 
-async def test_a_dockerfile_is_built_on_the_node_s_engine(run_id: str) -> None:
-    check("kubernetes")
+async def test_a_dockerfile_is_built_on_the_nodes_engine(run_id: str) -> None:
+    check("docker")
     async with (
-        KubernetesSubstrate(KubernetesConfig(registry="")) as cluster,
-        open_sandbox(cluster, SandboxSpec(environment=DOCKERFILE), run_id=run_id) as live,
+        other(registry="") as substrate,
+        open_sandbox(substrate, SandboxSpec(environment=DOCKERFILE), run_id=run_id) as live,
     ):
         assert (await live.sh("cat /built")).output == "here\n"
 
