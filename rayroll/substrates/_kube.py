@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 from rayroll.errors import ConfigError, EngineDownError, SubstrateError
 
-__all__ = ["ApiEndpoint", "Cluster", "answer", "is_status", "library", "refusal", "translated"]
+__all__ = ["ApiEndpoint", "Cluster", "answer", "is_status", "library", "load_library", "refusal", "translated"]
 
 T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -83,6 +83,7 @@ class Cluster:
             EngineDownError: Nothing answers.
             SubstrateError: We are not let in.
         """
+        await asyncio.to_thread(load_library)
         configuration, is_inside, found = await asyncio.to_thread(_configuration, kubeconfig, context, threads)
         cluster = await asyncio.to_thread(
             lambda: cls(configuration, namespace or found, is_inside=is_inside, threads=threads, timeout_s=timeout_s)
@@ -148,8 +149,21 @@ class Cluster:
 
 
 def library() -> Any:
-    """The client's own module, which takes a second to import: first asked for in a thread."""
+    """The client's own module."""
     return importlib.import_module("kubernetes.client")
+
+
+def load_library() -> None:
+    """Import all of the client that we use: a second of CPU time, so in a thread.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    if missing := [name for name in ("kubernetes", "websockets") if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"the substrate 'kubernetes' needs {' and '.join(missing)}", fix=FIX)
+    importlib.import_module("kubernetes.config")
+    for part in ("CoreV1Api", "VersionApi", "AuthorizationV1Api", "NetworkingV1Api"):
+        getattr(library(), part)  # each is imported when it is first named
 
 
 def answer(response: Any) -> Any:
@@ -166,13 +180,11 @@ def _version(core: Any, namespace: str, options: dict[str, Any]) -> Any:
 
 
 def _configuration(kubeconfig: str | None, context: str | None, threads: int) -> tuple[Any, bool, str]:
-    """The client's configuration, whether we run in a pod of the cluster, and the namespace. Imports for a second.
+    """The client's configuration, whether we run in a pod of the cluster, and the namespace. Blocks.
 
     Raises:
-        ConfigError: The client is missing, or nothing says where the cluster is.
+        ConfigError: Nothing says where the cluster is.
     """
-    if missing := [name for name in ("kubernetes", "websockets") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"the substrate 'kubernetes' needs {' and '.join(missing)}", fix=FIX)
     config: Any = importlib.import_module("kubernetes.config")
     configuration = library().Configuration()
     configuration.connection_pool_maxsize = threads

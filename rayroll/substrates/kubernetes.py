@@ -34,7 +34,7 @@ from rayroll.substrates import (
 )
 from rayroll.substrates import _pod as pods
 from rayroll.substrates import _pod_status as status
-from rayroll.substrates._kube import Cluster, is_status
+from rayroll.substrates._kube import Cluster, is_status, load_library
 from rayroll.substrates._kube_ground import Ground
 from rayroll.substrates._kube_watch import Pod, PodWatch, list_pods
 from rayroll.substrates._pod_start import Start, changed
@@ -182,6 +182,7 @@ class KubernetesSubstrate(Substrate):
 
     async def probe(self) -> Probe:
         try:
+            await asyncio.to_thread(load_library)  # which says nothing about the cluster, however long it takes
             async with asyncio.timeout(9.0):
                 cluster = await self._connect()
                 try:

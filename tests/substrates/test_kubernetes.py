@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import time
@@ -399,6 +400,63 @@ async def test_one_that_asks_for_no_network_is_in_the_policy(run_id: str) -> Non
         await substrate.set_network(live.ref, True)
         labels = (await pod_of(substrate, live))["metadata"]["labels"]
         assert labels["rayroll.network"] == "open"
+
+
+@contextlib.asynccontextmanager
+async def somebody(run_id: str, tmp_path: Path, rules: list[Any]) -> AsyncIterator[str]:
+    """The kubeconfig of a service account with just these rights; needs an administrator's own."""
+    check("kubernetes")
+    rbac: Any = importlib.import_module("kubernetes.client").RbacAuthorizationV1Api
+    name = {"metadata": {"name": run_id}}
+    subject = {"kind": "ServiceAccount", "name": run_id}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": run_id}
+
+    def make(core: Any, namespace: str, options: Any) -> Any:
+        core.create_namespaced_service_account(namespace, name, **options)
+        rights = rbac(core.api_client)
+        rights.create_namespaced_role(namespace, {**name, "rules": rules}, **options)
+        rights.create_namespaced_role_binding(namespace, {**name, "roleRef": role, "subjects": [subject]}, **options)
+        return core.create_namespaced_service_account_token(run_id, namespace, {"spec": {"audiences": None}}, **options)
+
+    def end(core: Any, namespace: str, options: Any) -> Any:
+        rbac(core.api_client).delete_namespaced_role_binding(run_id, namespace)
+        rbac(core.api_client).delete_namespaced_role(run_id, namespace)
+        return core.delete_namespaced_service_account(run_id, namespace, **options)
+
+    async with other() as admin:
+        api = admin._opened()[0]
+        try:
+            token = (await api.call(make))["status"]["token"]
+            kubeconfig = yaml.safe_load(kubeconfig_text())
+            kubeconfig["users"][0]["user"] = {"token": token}
+            (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
+            yield str(tmp_path / "kubeconfig")
+        finally:
+            await api.call(end)
+
+
+async def test_the_role_of_the_documents_is_enough_for_everything(run_id: str, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/substrates/kubernetes.md").read_text()
+    role = yaml.safe_load(page.partition("```yaml\napiVersion: rbac")[2].partition("```")[0].partition("\n")[2])
+    async with (
+        somebody(run_id, tmp_path, role["rules"]) as kubeconfig,
+        other(kubeconfig=kubeconfig, network="policy") as host,
+    ):
+        assert (await host.probe()).ok
+        async with open_sandbox(host, BUSYBOX, run_id=run_id) as live:
+            assert (await live.sh("echo allowed")).output == "allowed\n"
+            assert await host._opened()[2].news(live.ref.id) != (False, "")
+            shell = await host.shell(live.ref, Login("/bin/sh", ("true",)))
+            await shell.close()
+
+
+async def test_what_a_user_may_not_do_is_named(run_id: str, tmp_path: Path) -> None:
+    some = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
+    async with somebody(run_id, tmp_path, some) as kubeconfig:
+        probe = await KubernetesSubstrate(KubernetesConfig(kubeconfig=kubeconfig, network="open")).probe()
+        assert not probe.ok
+        assert "create pods, patch pods, get pods/attach" in probe.reason
+        assert "get pods," not in probe.reason
 
 
 async def test_a_wrong_token_is_said_to_be_one(tmp_path: Path) -> None:
