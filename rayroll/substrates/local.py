@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import os
 import platform
-import secrets
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -32,9 +29,9 @@ from rayroll.substrates import (
     Substrate,
     SubstrateConfig,
 )
-from rayroll.substrates import _folders as folders
 from rayroll.substrates import _leftovers as leftovers
 from rayroll.substrates._box import Box
+from rayroll.substrates._boxes import Boxes
 from rayroll.substrates._bwrap import Bubblewrap, find
 from rayroll.substrates._cache import Store, can_reach, user_cache
 from rayroll.substrates._cgroup import Cgroups
@@ -50,8 +47,6 @@ from rayroll.substrates._system import System
 __all__ = ["LocalConfig", "LocalSubstrate"]
 
 THREADS = 8
-CAUSES_KEPT = 1000
-DEATH_NOTICE_S = 1.0
 
 
 class LocalConfig(SubstrateConfig):
@@ -88,8 +83,6 @@ class LocalSubstrate(Substrate):
         self.config: LocalConfig = config
         self._uid = config.sandbox_uid if os.geteuid() == 0 else os.geteuid()
         self._starting = asyncio.Semaphore(config.max_starting)
-        self._boxes: dict[str, Box] = {}
-        self._causes: dict[str, str] = {}
         self._watches = Watches()
         self._node: _Node | None = None
 
@@ -115,12 +108,16 @@ class LocalSubstrate(Substrate):
             )
         store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20, self._uid)
         exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
+        cgroups = Cgroups.detect() if os.geteuid() == 0 else None
+
+        def make(remains: Remains, site: Site) -> Box:
+            return Box(remains, site, threads, self._uid, cgroups if remains.isolated else None)
+
         return _Node(
-            base=base,
-            host_started_at=leftovers.started_at(os.getpid()) or 0,
+            boxes=Boxes(self.kind, base, self._watches, make),
             threads=threads,
             bubblewrap=Probe(False, "isolation is off") if self.config.isolation == "none" else find(self._uid),
-            cgroups=Cgroups.detect() if os.geteuid() == 0 else None,
+            cgroups=cgroups,
             ground=Ground(self.config.rootfs, store, exporter, threads, self._uid),
             runner=_reachable_runner(base),
         )
@@ -133,19 +130,8 @@ class LocalSubstrate(Substrate):
     async def close(self) -> None:
         if self._node is None:
             return
-        ending = [box.clean("closed") for box in self._boxes.values() if box.has_ended]
-        await asyncio.gather(*ending, return_exceptions=True)
-        if not self._boxes:
-            await self._watches.lift()
-        for box in self._boxes.values():
-            process = box.abandon()
-            if process is not None and box.remains.kept_until_unix_s:
-                process.kill()  # bubblewrap, without which a runner that was left to itself lives on
-                await asyncio.to_thread(process.wait)
-            elif process is not None:
-                _abandoned.append(process)
-        self._boxes.clear()
         node, self._node = self._node, None
+        await node.boxes.close()
         await node.ground.close()
         await asyncio.to_thread(node.threads.shutdown)
 
@@ -172,9 +158,9 @@ class LocalSubstrate(Substrate):
     async def create(self, spec: SandboxSpec, lease: Lease) -> Sandbox:
         node = self._opened()
         bubblewrap = self._isolation_for(spec, node)
-        box = self._new_box(lease, node, isolated=bubblewrap is not None)
+        box = node.boxes.new(lease, isolated=bubblewrap is not None)
         try:
-            await self._watches.cover_folder(node.base, lease)
+            await self._watches.cover_folder(node.boxes.base, lease)
             system = await node.ground.prepare(spec, box.site, isolated=bubblewrap is not None)
             async with self._starting:
                 async with asyncio.timeout(self.config.create_timeout_s):
@@ -208,34 +194,6 @@ class LocalSubstrate(Substrate):
             fix=node.bubblewrap.fix,
         )
 
-    def _new_box(self, lease: Lease, node: _Node, *, isolated: bool) -> Box:
-        name = secrets.token_hex(8)
-        remains = Remains(
-            id=name,
-            run_id=lease.run_id,
-            owner=lease.owner,
-            lease_s=lease.duration_s,
-            created_unix_s=time.time(),
-            host_pid=os.getpid(),
-            host_started_at=node.host_started_at,
-            isolated=isolated,
-            folder=str(node.base / name),
-        )
-        return self._look_after(remains, lease, node)
-
-    def _look_after(self, remains: Remains, lease: Lease, node: _Node) -> Box:
-        site = Site(lease, functools.partial(self._watches.cover_engine, lease=lease))
-        cgroups = node.cgroups if remains.isolated else None
-        box = self._boxes[remains.id] = Box(remains, site, node.threads, self._uid, cgroups)
-        box.on_end = functools.partial(self._forget, remains.id)
-        return box
-
-    def _forget(self, name: str, cause: str) -> None:
-        self._boxes.pop(name, None)
-        self._causes[name] = cause
-        while len(self._causes) > CAUSES_KEPT:
-            del self._causes[next(iter(self._causes))]
-
     async def _start(
         self, box: Box, spec: SandboxSpec, lease: Lease, system: System, bubblewrap: Bubblewrap | None, runner: Path
     ) -> None:
@@ -253,88 +211,52 @@ class LocalSubstrate(Substrate):
         box.site.phases_s["boot"] = time.monotonic() - created_s
 
     async def reopen(self, ref: SandboxRef) -> Channel:
-        box = self._boxes.get(ref.id)
-        if box is None:
-            raise SandboxLostError("the sandbox is gone", id=ref.id, cause=self._causes.get(ref.id, ""))
-        return await box.reopen()
+        return await self._opened().boxes.get(ref).reopen()
 
     async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
-        node = self._opened()
-        await self._watches.cover_folder(node.base, lease)
-        remains = await asyncio.to_thread(folders.remains_of, node.base, ref)
-        if not remains.isolated:
-            raise SubstrateError("a plain process cannot be taken over", id=ref.id)
-        owned = replace(
-            remains,
-            owner=lease.owner,
-            lease_s=lease.duration_s,
-            host_pid=os.getpid(),
-            host_started_at=node.host_started_at,
-        )
-        box = self._look_after(owned, lease, node)
-        try:
-            return await box.take_over()
-        except BaseException:
-            await finish(box.clean("not taken over"))
-            raise
+        return await self._opened().boxes.adopt(ref, lease)
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
-        return await asyncio.to_thread(folders.refs, self.kind, self._opened().base, labels)
+        return await asyncio.to_thread(self._opened().boxes.listed, labels)
 
     async def destroy(self, ref: SandboxRef) -> None:
-        box = self._boxes.get(ref.id)
-        if box is not None:
-            await finish(box.clean("destroyed"))
-        else:
-            await finish(asyncio.to_thread(folders.remove, self._opened().base, ref.id))
+        await self._opened().boxes.destroy(ref)
 
     async def killed_for_memory(self, ref: SandboxRef) -> bool:
-        node, box = self._opened(), self._boxes.get(ref.id)
-        if box is None or node.cgroups is None or not box.remains.cgroups:
-            return False
-        return await asyncio.to_thread(node.cgroups.killed_for_memory, ref.id)
+        node = self._opened()
+        with contextlib.suppress(SandboxLostError):
+            if node.cgroups is not None and node.boxes.get(ref).remains.cgroups:
+                return await asyncio.to_thread(node.cgroups.killed_for_memory, ref.id)
+        return False
 
     async def keep(self, ref: SandboxRef, until_unix_s: float) -> Mapping[str, str]:
-        box = self._boxes.get(ref.id)
-        if box is None:
-            raise SandboxLostError("the sandbox is gone", id=ref.id)
+        boxes = self._opened().boxes
+        box = boxes.get(ref)
         if not box.remains.isolated:
             raise SubstrateError("a plain process cannot be kept: it ends with its host", id=ref.id)
         await finish(asyncio.to_thread(box.keep, until_unix_s))
         await self._watches.look(until_unix_s)
-        return {"folder": str(self._opened().base)}
+        return {"folder": str(boxes.base)}
 
     async def shell(self, ref: SandboxRef, login: Login) -> Shell:
-        remains = await asyncio.to_thread(folders.remains_of, self._opened().base, ref)
+        remains = await asyncio.to_thread(self._opened().boxes.recorded, ref)
         argv = await asyncio.to_thread(way_in, remains, login)
         return await start_shell(argv, login.terminal, lambda: remains.state == "running")
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
-        box = self._boxes.get(ref.id)
-        if box is not None:
-            # Its stream may end before its process is seen to have.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DEATH_NOTICE_S):
-                    await box.ended.wait()
-        return self._causes.get(ref.id, "")
+        return await self._opened().boxes.cause_of_death(ref)
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
     """What was found on this node when the substrate was opened."""
 
-    base: Path
-    """Folder of all sandboxes."""
-    host_started_at: int
+    boxes: Boxes[Box]
     threads: ThreadPoolExecutor
     bubblewrap: Bubblewrap | Probe
     cgroups: Cgroups | None
     ground: Ground
     runner: Path
-
-
-_abandoned: list[subprocess.Popen[bytes]] = []
-"""Processes of closed substrates: collected, they would warn that they still run."""
 
 
 def _serve(spec: SandboxSpec, lease: Lease, *, has_cgroup: bool, isolated: bool) -> list[str]:

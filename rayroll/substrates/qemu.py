@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import re
-import secrets
 import shutil
 import subprocess
 import time
@@ -23,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rayroll.errors import ClosedError, ConfigError, SandboxLostError, StartTimeoutError, SubstrateError
+from rayroll.errors import ClosedError, ConfigError, StartTimeoutError, SubstrateError
 from rayroll.runner.build import runner_path, source_digest
 from rayroll.substrates import (
     Channel,
@@ -35,9 +34,9 @@ from rayroll.substrates import (
     Substrate,
     SubstrateConfig,
 )
-from rayroll.substrates import _folders as folders
 from rayroll.substrates import _leftovers as leftovers
 from rayroll.substrates import _qemu_disk as disks
+from rayroll.substrates._boxes import Boxes
 from rayroll.substrates._cache import Store, user_cache
 from rayroll.substrates._cgroup import Cgroups
 from rayroll.substrates._ground import Ground, Site
@@ -105,8 +104,6 @@ class QemuSubstrate(Substrate):
         self._preparing = asyncio.Lock()
         self._saving = asyncio.Semaphore(2)
         """Fewer than THREADS: a thread waits for each."""
-        self._machines: dict[str, Machine] = {}
-        self._causes: dict[str, str] = {}
         self._watches = Watches()
         self._node: _Node | None = None
         self._base_of: _Base | None = None
@@ -126,12 +123,15 @@ class QemuSubstrate(Substrate):
         leftovers.make_base(base)
         store = Store(user_cache(self._uid) / "local", self.config.cache_budget_mib << 20, self._uid)
         exporter = Exporter(store.folder, self.config.engine, self.config.mirror)
+        cgroups = Cgroups.detect() if os.geteuid() == 0 else None
+
+        def make(remains: Remains, site: Site) -> Machine:
+            return Machine(remains, site, threads, self._uid, cgroups)
+
         return _Node(
-            base=base,
+            machines=Boxes(self.kind, base, self._watches, make),
             notes=user_cache(self._uid) / "qemu",
-            host_started_at=leftovers.started_at(os.getpid()) or 0,
             threads=threads,
-            cgroups=Cgroups.detect() if os.geteuid() == 0 else None,
             ground=Ground("image", store, exporter, threads, self._uid),
         )
 
@@ -143,16 +143,8 @@ class QemuSubstrate(Substrate):
     async def close(self) -> None:
         if self._node is None:
             return
-        ending = [machine.clean("closed") for machine in self._machines.values() if machine.has_ended]
-        await asyncio.gather(*ending, return_exceptions=True)
-        if not self._machines:
-            await self._watches.lift()
-        for machine in self._machines.values():
-            process = machine.abandon()
-            if process is not None:
-                _abandoned.append(process)
-        self._machines.clear()
         node, self._node = self._node, None
+        await node.machines.close()
         await node.ground.close()
         await asyncio.to_thread(node.threads.shutdown)
 
@@ -184,9 +176,9 @@ class QemuSubstrate(Substrate):
         if spec.network:
             raise ConfigError("the qemu substrate has no network for its sandboxes", network=True)
         node = self._opened()
-        machine = self._new_machine(lease, node)
+        machine = node.machines.new(lease)
         try:
-            await self._watches.cover_folder(node.base, lease)
+            await self._watches.cover_folder(node.machines.base, lease)
             plan = await self._plan(spec, machine.site, lease)
             async with self._starting, asyncio.timeout(self.config.create_timeout_s):
                 start_s = time.monotonic()
@@ -255,7 +247,7 @@ class QemuSubstrate(Substrate):
 
     def _saver(self, plan: _Plan, lease: Lease) -> functools.partial[None]:
         async def save(folder: Path) -> None:
-            machine = self._new_machine(lease, self._opened())
+            machine = self._opened().machines.new(lease)
             try:
                 await machine.save(plan.hardware, plan.scratch, folder, self.config.create_timeout_s)
             except TimeoutError as error:
@@ -325,7 +317,7 @@ class QemuSubstrate(Substrate):
         return "kvm" if boots else "tcg"
 
     async def _boots(self, hardware: Hardware, lease: Lease) -> bool:
-        machine = self._new_machine(lease, self._opened())
+        machine = self._opened().machines.new(lease)
         try:
             async with asyncio.timeout(KVM_TRIAL_S):
                 await machine.power_on(hardware, None)
@@ -336,87 +328,30 @@ class QemuSubstrate(Substrate):
             await finish(machine.clean("a trial"))
         return True
 
-    def _new_machine(self, lease: Lease, node: _Node) -> Machine:
-        name = secrets.token_hex(8)
-        remains = Remains(
-            id=name,
-            run_id=lease.run_id,
-            owner=lease.owner,
-            lease_s=lease.duration_s,
-            created_unix_s=time.time(),
-            host_pid=os.getpid(),
-            host_started_at=node.host_started_at,
-            folder=str(node.base / name),
-        )
-        return self._look_after(remains, lease, node)
-
-    def _look_after(self, remains: Remains, lease: Lease, node: _Node) -> Machine:
-        site = Site(lease, functools.partial(self._watches.cover_engine, lease=lease))
-        machine = self._machines[remains.id] = Machine(remains, site, node.threads, self._uid, node.cgroups)
-        machine.on_end = functools.partial(self._forget, remains.id)
-        return machine
-
-    def _forget(self, name: str, cause: str) -> None:
-        self._machines.pop(name, None)
-        self._causes[name] = cause
-        while len(self._causes) > CAUSES_KEPT:
-            del self._causes[next(iter(self._causes))]
-
     async def reopen(self, ref: SandboxRef) -> Channel:
-        machine = self._machines.get(ref.id)
-        if machine is None:
-            raise SandboxLostError("the sandbox is gone", id=ref.id, cause=self._causes.get(ref.id, ""))
-        return await machine.reopen()
+        return await self._opened().machines.get(ref).reopen()
 
     async def adopt(self, ref: SandboxRef, lease: Lease) -> Channel:
-        node = self._opened()
-        await self._watches.cover_folder(node.base, lease)
-        remains = await asyncio.to_thread(folders.remains_of, node.base, ref)
-        owned = replace(
-            remains,
-            owner=lease.owner,
-            lease_s=lease.duration_s,
-            host_pid=os.getpid(),
-            host_started_at=node.host_started_at,
-        )
-        machine = self._look_after(owned, lease, node)
-        try:
-            return await machine.take_over()
-        except BaseException:
-            await finish(machine.clean("not taken over"))
-            raise
+        return await self._opened().machines.adopt(ref, lease)
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
-        return await asyncio.to_thread(folders.refs, self.kind, self._opened().base, labels)
+        return await asyncio.to_thread(self._opened().machines.listed, labels)
 
     async def destroy(self, ref: SandboxRef) -> None:
-        machine = self._machines.get(ref.id)
-        if machine is not None:
-            await finish(machine.clean("destroyed"))
-        else:
-            await finish(asyncio.to_thread(folders.remove, self._opened().base, ref.id))
+        await self._opened().machines.destroy(ref)
 
     async def cause_of_death(self, ref: SandboxRef) -> str:
-        machine = self._machines.get(ref.id)
-        if machine is not None:
-            # Its stream may end before its process is seen to have.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DEATH_NOTICE_S):
-                    await machine.ended.wait()
-        return self._causes.get(ref.id, "")
+        return await self._opened().machines.cause_of_death(ref)
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
     """What was found on this node when the substrate was opened."""
 
-    base: Path
-    """Folder of all machines."""
+    machines: Boxes[Machine]
     notes: Path
     """Folder of what was found out about this node."""
-    host_started_at: int
     threads: ThreadPoolExecutor
-    cgroups: Cgroups | None
     ground: Ground
 
 
@@ -456,10 +391,6 @@ class _Plan:
             pids=spec.pids,
             cpus=spec.cpus,
         )
-
-
-_abandoned: list[subprocess.Popen[bytes]] = []
-"""Processes of closed substrates: collected, they would warn that they still run."""
 
 
 def _wait_in_thread(
