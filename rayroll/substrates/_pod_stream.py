@@ -25,7 +25,7 @@ CLOSE = 255
 PROTOCOLS = (V5, V4) = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 END_KEY = b"\x04"
 STDERR_KEPT_BYTES = 4 << 10
-CLOSE_PATIENCE_S = 2.0
+CLOSE_PATIENCE_S = 0.5
 RESIZE_AGAIN_S = (0.1, 0.3, 1.0)
 """A size that comes before there is a terminal is forgotten."""
 # An exec can ask for neither variables nor a user.

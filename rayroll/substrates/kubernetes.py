@@ -277,17 +277,25 @@ class KubernetesSubstrate(Substrate):
             logger.warning("a pod was not removed, the reaper or `rayroll gc` will do it: %s", error)
 
     async def reopen(self, ref: SandboxRef) -> Channel:
-        _, _, ground = self._opened()
+        _, watch, ground = self._opened()
         async with self._reopening.setdefault(ref.id, asyncio.Lock()):
             old = self._channels.get(ref.id)
             if old is not None:
                 old.close()
                 await old.wait_until_closed()  # or what it still has under way would be mixed into the new one's bytes
-            pod = await self._look(ref.id)
-            if pod is None or status.has_ended(pod) or "deletionTimestamp" in pod["metadata"]:
-                raise SandboxLostError("the pod is gone", id=ref.id, cause=self._causes.get(ref.id, ""))
-            channel = self._channels[ref.id] = await ground.open(ref.id, status.address_of(pod), is_first=False)
+            pod = watch.get(ref.id) or await self._look(ref.id)
+            try:
+                self._require_alive(ref.id, pod)
+                channel = await ground.open(ref.id, status.address_of(pod or {}), is_first=False)
+            except SubstrateError:
+                self._require_alive(ref.id, await self._look(ref.id))
+                raise
+            self._channels[ref.id] = channel
             return channel
+
+    def _require_alive(self, name: str, pod: Pod | None) -> None:
+        if pod is None or status.has_ended(pod) or "deletionTimestamp" in pod["metadata"]:
+            raise SandboxLostError("the pod is gone", id=name, cause=self._causes.get(name, ""))
 
     async def _look(self, name: str) -> Pod | None:
         """A pod as it is now; None: there is none."""
