@@ -50,8 +50,13 @@ stop_others() {{
     service ssh stop
 }}
 sshd=$(command -v sshd || echo /usr/sbin/sshd)
-# Again and again: one that was only just starting when it was told to stop would keep the port.
-until stop_others; $sshd -f {folder}/ssh/config; do sleep 0.2; done
+# Again and again: one that ends slowly keeps the port, and ours, which has said that all is well, then ends by itself.
+rm -f ssh/pid
+until [ -s ssh/pid ] && kill -0 "$(cat ssh/pid)"; do
+    stop_others
+    $sshd -f {folder}/ssh/config
+    sleep 0.2
+done
 """
 
 _ALWAYS = """\

@@ -106,8 +106,8 @@ def _install(bed: Bed) -> None:
 
 
 def _digest() -> str:
-    """What the landlord is made of, and where it lies."""
-    digest = hashlib.sha256(str(_LANDLORD).encode())
+    """What the landlord is made of."""
+    digest = hashlib.sha256()
     for path in sorted(_LANDLORD.parent.iterdir()):
         if path.is_file():
             digest.update(path.read_bytes())
