@@ -313,7 +313,7 @@ async def test_a_sandbox_without_a_network_reaches_not_even_its_own_machine(ec2:
 
 async def test_a_dockerfile_is_refused_with_what_to_do(ec2: Ec2Substrate, run_id: str) -> None:
     spec = SandboxSpec(environment=FileTree.from_files({"Dockerfile": "FROM busybox\n"}))
-    with pytest.raises(ConfigError, match="make an AMI"):
+    with pytest.raises(ConfigError, match="name it in images"):
         await ec2.create(spec, Lease(run_id, "test"))
 
 
