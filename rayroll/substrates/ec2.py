@@ -51,7 +51,8 @@ class Ec2Config(SubstrateConfig):
     """The system of a spec without an image: an AMI, or a public parameter that names one. Any Linux with cloud-init,
     sshd and util-linux. None: the launch template's."""
     images: Mapping[str, str] = Field(default_factory=dict)
-    """The AMI for an image that a task names. Names that are not here must be AMIs themselves (``ami-...``)."""
+    """The AMI for an image that a task names, or that its Dockerfile would build. Names that are not here must be AMIs
+    themselves (``ami-...``)."""
     instance_types: tuple[str, ...] = ("t3.medium", "t3a.medium")
     """Tried in this order; those too small for a task are passed over. Empty: the launch template's."""
     subnets: tuple[str, ...] = ()
