@@ -587,8 +587,8 @@ func (s *session) pump(channel int, from *os.File) {
 		if n > 0 {
 			s.mu.Lock()
 			s.replay = append(s.replay, chunk[:n]...)
-			if extra := len(s.replay) - replayBytes; extra > 0 {
-				s.replay = append([]byte(nil), s.replay[extra:]...)
+			if len(s.replay) >= 2*replayBytes { // not at every chunk: it would cost more than all the rest
+				s.replay = append([]byte(nil), s.replay[len(s.replay)-replayBytes:]...)
 			}
 			s.total += int64(n)
 			sink, gone := s.sinks[channel], s.gone
