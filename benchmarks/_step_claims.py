@@ -83,6 +83,12 @@ CLAIMS = (
     ),
     # The SDK's call does less: no durations from inside, no carried state, no caps.
     Claim("opensandbox-sdk over runner-opensandbox", at_least, 1.0, ("opensandbox-sdk", "runner-opensandbox"), _ratio),
+    Claim("pod-exec over runner-kubernetes", at_least, 20.0, ("pod-exec", "runner-kubernetes"), _ratio),
+    Claim(
+        "runner-kubernetes minus the host's floor, ms", below, 4.0, ("runner-kubernetes",),
+        lambda runner, floors: p50_ms(runner) - floors[FLOOR][0] * 1e3,
+    ),
+    Claim("ssh-exec over runner-ec2", at_least, 5.0, ("ssh-exec", "runner-ec2"), _ratio),
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from _arms import Arm, Burst, Load, Skipped
 from _facts import facts, load_average
@@ -42,6 +42,8 @@ SUBSTRATES: Mapping[str, Mapping[str, Any]] = {
     "qemu": {},
     # A policy that denies the network needs an image of the server's own.
     "opensandbox": {"network": "open"},
+    "kubernetes": {},
+    "ec2": {},
 }
 """What can be measured, with fields of its config."""
 
@@ -52,16 +54,20 @@ class Baseline(NamedTuple):
     module: str
     arm: str
     substrate: str | None
-    """The arm is made with the ids of ``runner-<substrate>``'s sandboxes and runs in them. None: it is made with a
-    number of environments, and has its own."""
+    """It runs in the sandboxes of ``runner-<substrate>``. None: it has its own."""
+    made_with: Literal["ids", "arm", "envs"] = "ids"
+    """Those sandboxes' ids, the arm whose they are, or how many environments there are."""
 
 
 BASELINES: Mapping[str, Baseline] = {
     "docker-exec": Baseline("_docker_arms", "DockerExec", "docker"),
     "docker-cli": Baseline("_docker_arms", "DockerCli", "docker"),
     "held-shell": Baseline("_docker_arms", "HeldShell", "docker"),
-    "swe-rex": Baseline("_swerex_arms", "SweRexServers", None),
+    "swe-rex": Baseline("_swerex_arms", "SweRexServers", None, "envs"),
     "opensandbox-sdk": Baseline("_hosted_arms", "OpenSandboxSdk", "opensandbox"),
+    "pod-exec": Baseline("_kubernetes_arms", "PodExec", "kubernetes"),
+    "ssh-exec": Baseline("_ec2_arms", "SshExec", "ec2", "arm"),
+    "ssh-cli": Baseline("_ec2_arms", "SshCli", "ec2", "arm"),
 }
 ACTIONS, POLICY_S = 150, 5.0
 """A rollout as in "The Rollout Infrastructure Tax in Coding-Agent RL" (arXiv 2607.01415)."""
@@ -121,7 +127,7 @@ async def start_arms(
 ) -> list[Arm]:
     """Start every arm that this machine can run; why another cannot goes into ``skipped``."""
     arms: list[Arm] = []
-    sandboxes: dict[str, list[str]] = {}
+    runners: dict[str, RunnerArm] = {}
     for substrate in options.substrates:
         say(f"starting {substrate}")
         config = SUBSTRATES[substrate]
@@ -131,14 +137,14 @@ async def start_arms(
             leave_out(skipped, substrate, reason)
         else:
             assert isinstance(arm, RunnerArm)
-            sandboxes[substrate] = await arm.sandbox_ids()
+            runners[substrate] = arm
             arms += [arm, await stack.enter_async_context(RayrollArm(substrate, envs, config))]
     if not arms:
         raise SystemExit("nothing can be measured: " + "; ".join(f"{k}: {v}" for k, v in skipped.items()))
     for baseline in options.baselines:
         say(f"starting {baseline}")
         try:
-            arms += await start_baseline(stack, baseline, envs, sandboxes)
+            arms += await start_baseline(stack, baseline, envs, runners)
         except Skipped as reason:
             leave_out(skipped, baseline, reason)
     return arms
@@ -151,14 +157,16 @@ def leave_out(skipped: dict[str, str], name: str, reason: Skipped) -> None:
 
 
 async def start_baseline(
-    stack: contextlib.AsyncExitStack, name: str, envs: int, sandboxes: Mapping[str, Sequence[str]]
+    stack: contextlib.AsyncExitStack, name: str, envs: int, runners: Mapping[str, RunnerArm]
 ) -> list[Arm]:
     """A baseline's arms. Raises Skipped."""
-    module, arm, substrate = BASELINES[name]
-    if substrate is not None and substrate not in sandboxes:
-        raise Skipped(f"it runs in the sandboxes of runner-{substrate}; add {substrate} to --substrates")
-    make = getattr(importlib.import_module(module), arm)
-    made: Arm = await stack.enter_async_context(make(envs if substrate is None else list(sandboxes[substrate])))
+    module, arm, substrate, made_with = BASELINES[name]
+    given: object = envs
+    if substrate is not None:
+        if substrate not in runners:
+            raise Skipped(f"it runs in the sandboxes of runner-{substrate}; add {substrate} to --substrates")
+        given = runners[substrate] if made_with == "arm" else await runners[substrate].sandbox_ids()
+    made: Arm = await stack.enter_async_context(getattr(importlib.import_module(module), arm)(given))
     return made.arms()
 
 
