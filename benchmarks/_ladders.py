@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ class Way:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the substrate's config."""
     reset: Reset = "fresh"
-    image: Callable[[str], str] = str
-    """The image to start instead of the one that others start. Raises Skipped."""
+    image: Callable[[str], str | None] = str
+    """The image to start instead of the one that others start; None: the substrate's plainest. Raises Skipped."""
     has_own_cache: bool = False
     is_slow: bool = False
     """Takes part in some rounds only."""
@@ -112,9 +112,9 @@ def _forget(image: str) -> None:
                 api.remove_image(image)
             except docker.errors.ImageNotFound:
                 return
-            except docker.errors.APIError:
+            except docker.errors.APIError as error:
                 if time.monotonic() > deadline_s:
-                    raise
+                    raise Skipped(f"{image} cannot be removed from the engine: {error.explanation}") from error
                 time.sleep(0.1)
             else:
                 assert id not in {found["Id"] for found in api.images(all=True)}, f"{image} has another name as well"
@@ -153,4 +153,6 @@ LADDERS: Mapping[str, Ladder] = {
     ),
     # A policy that denies the network needs an image of the server's own.
     "opensandbox": Ladder((*USUAL, PULLED), config={"network": "open"}),
+    # Its images are AMIs.
+    "ec2": Ladder(tuple(replace(way, image=lambda _: None) for way in USUAL)),
 }

@@ -142,7 +142,7 @@ class Row:
         }
 
 
-def task_of(image: str) -> Task:
+def task_of(image: str | None) -> Task:
     """A task that only needs to be started."""
     nothing = FileTree.from_files({})
     return Task("bench/start", "", environment=nothing, tests=nothing, image=image, memory_mib=MEMORY_MIB)
