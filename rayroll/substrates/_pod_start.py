@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from typing import Any
@@ -153,15 +154,17 @@ class Start:
         pause_s = EARLY_PAUSE_S
         await asyncio.sleep(EARLY_AFTER_S)
         while True:
-            try:
+            with contextlib.suppress(SubstrateError):
                 channel = await attach(self._cluster, self._name)
-            except SubstrateError:
-                pass
-            else:
-                await asyncio.sleep(SETTLE_S)
-                if channel.is_open and not channel.status:
+                lasts = False
+                try:
+                    await asyncio.sleep(SETTLE_S)
+                    lasts = channel.is_open and not channel.status
+                finally:
+                    if not lasts:
+                        channel.abort()
+                if lasts:
                     return channel
-                channel.abort()
             await asyncio.sleep(pause_s)
             pause_s = min(1.2 * pause_s, EARLY_PAUSE_MOST_S)
 
