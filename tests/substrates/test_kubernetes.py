@@ -20,10 +20,12 @@ import yaml
 from requirements import check
 
 from rayroll.errors import ConfigError, EngineDownError, ImageError, SandboxLostError, StartTimeoutError
+from rayroll.runner.build import runner_path
 from rayroll.runner.client import RunnerClient
 from rayroll.substrates import Lease, Login, SandboxSpec
 from rayroll.substrates._pod import merged
 from rayroll.substrates._pod_stream import exit_code_of
+from rayroll.substrates._published import Publisher
 from rayroll.substrates.kubernetes import KubernetesConfig, KubernetesSubstrate
 from rayroll.testing.conformance._program import program
 from rayroll.testing.sandboxes import Live, open_sandbox
@@ -192,6 +194,23 @@ async def test_a_template_lies_below_what_is_ours(run_id: str, tmp_path: Path) -
     async with other(pod_template=str(template)) as substrate, open_sandbox(substrate, BUSYBOX, run_id=run_id) as live:
         assert (await live.sh('touch /scratch/here && echo "$FROM_TEMPLATE"')).output == "yes it is\n"
         assert (await pod_of(substrate, live))["metadata"]["labels"]["team"] == "blue"
+
+
+async def test_an_image_of_ours_brings_the_runner_where_there_is_one(run_id: str) -> None:
+    check("docker")
+    files = {
+        "Dockerfile": "FROM busybox:latest\nCOPY runner /rayroll/runner\n",
+        "runner": await asyncio.to_thread(lambda: runner_path().read_bytes()),
+    }
+    publisher = Publisher("kubernetes", "", None)
+    image, _ = await publisher.ensure(
+        SandboxSpec(environment=FileTree.from_files(files, frozenset({"runner"}))), "", {}
+    )
+    await publisher.close()
+    async with other(runner_image=image) as substrate, open_sandbox(substrate, BUSYBOX, run_id=run_id) as live:
+        assert [volume for volume in (await pod_of(substrate, live))["spec"]["volumes"] if "configMap" in volume] == []
+        assert (await live.sh("touch /.rayroll/runner")).exit_code != 0, "an agent cannot change the runner"
+        assert (await live.sh("echo brought")).output == "brought\n"
 
 
 @pytest.mark.parametrize(
