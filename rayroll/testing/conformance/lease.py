@@ -24,9 +24,9 @@ REAPER_S = 30.0
 async def an_idle_sandbox_lives_as_long_as_its_lease_is_renewed(lab: Lab) -> None:
     """Three leases of silence from the caller: the client renews by itself, jobs live on, commands are answered."""
     mark = new_mark()
-    async with lab.fresh(lease_s=4) as live:
+    async with lab.fresh(lease_s=8) as live:
         await live.sh(f"sleep {mark} >/dev/null 2>&1 &")
-        await asyncio.sleep(12)
+        await asyncio.sleep(24)
         same(await live.running(mark), 1, "the number of jobs")
         same(await _states(lab, lab.run_id, live.ref.id), ["running"], "its state")
 

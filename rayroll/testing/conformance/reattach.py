@@ -165,7 +165,7 @@ async def a_result_is_kept_for_a_host_that_comes_back_late(lab: Lab) -> None:
 async def a_stream_that_falls_silent_is_found_again(lab: Lab) -> None:
     """Open, but dead, as after a lost route: it is given up within the lease, and the runner is found again."""
     wires = Wires()
-    async with lab.fresh(wrap=wires, lease_s=6) as live:
+    async with lab.fresh(wrap=wires, lease_s=12) as live:
         call = asyncio.create_task(live.sh("sleep 0.1; echo heard", timeout_s=None))
         wires.last.mute()
         try:
