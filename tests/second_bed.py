@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-COMMAND = Path(__file__).parent.parent / "testbed"
+COMMAND = Path(__file__).parents[1] / "cluster/testbed/testbed"
 CACHE = Path("/var/lib/rayroll-testbed/cache")
 
 
