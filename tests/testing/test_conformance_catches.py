@@ -22,7 +22,7 @@ from rayroll.runner.protocol import (
     encode_fields,
     encode_frame,
 )
-from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, local
+from rayroll.substrates import Channel, Lease, Sandbox, SandboxRef, SandboxSpec, _boxes
 from rayroll.substrates.local import LocalConfig, LocalSubstrate
 from rayroll.testing import conformance
 from rayroll.testing.conformance import Capability
@@ -233,7 +233,7 @@ async def config(folder: Path) -> AsyncIterator[LocalConfig]:
 
 def _collect_the_dead() -> None:
     """Substrates that were closed with sandboxes alive have left their children to nobody."""
-    for process in local._abandoned:
+    for process in _boxes._abandoned:
         process.poll()
 
 
