@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import io
-import logging
 import secrets
 import shutil
 import tarfile
@@ -48,13 +47,11 @@ from rayroll.substrates._flight import SingleFlight
 from rayroll.substrates._images import Image, Images, name_of
 from rayroll.substrates._reaper import adopted_name, kept_name, kept_until
 from rayroll.substrates._reaping import Watches
-from rayroll.substrates._shield import finish
+from rayroll.substrates._shield import Chores, finish
 
 __all__ = ["DockerConfig", "DockerSubstrate"]
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "/.rayroll"
 RUNNER = f"{FOLDER}/runner"
@@ -126,7 +123,7 @@ class DockerSubstrate(Substrate):
         """Of images that were asked for, by ``image_of``: an engine lists some under other names."""
         self._root: Path | None = None
         """Where the engine keeps its data."""
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._undoing = Chores("a half-made container was not removed, its lease or the reaper will do it")
         self._parts: tuple[Engine, Images, Events] | None = None
 
     # life of the substrate
@@ -162,8 +159,7 @@ class DockerSubstrate(Substrate):
     async def close(self) -> None:
         if self._parts is None:
             return
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=UNDO_PATIENCE_S)
+        await self._undoing.wait(UNDO_PATIENCE_S)
         if not self._undoing and not self._alive:
             await self._watches.lift()
         (engine, _, events), self._parts = self._parts, None
@@ -308,15 +304,7 @@ class DockerSubstrate(Substrate):
             for call in calls:
                 call.cancelled() or call.exception()  # mark as seen
 
-        task = asyncio.ensure_future(undo())
-        self._undoing.add(task)
-        task.add_done_callback(self._undone)
-        await finish(_wait(task, UNDO_PATIENCE_S))
-
-    def _undone(self, task: asyncio.Task[None]) -> None:
-        self._undoing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("a half-made container was not removed, its lease or the reaper will do it: %s", error)
+        await self._undoing.run(undo(), UNDO_PATIENCE_S)
 
     async def _runner_volume(self, image: Image, lease: Lease, phases_s: dict[str, float]) -> str:
         """The volume that holds the runner for this CPU, filled once per engine.
@@ -567,7 +555,3 @@ def _ref(container: Mapping[str, Any]) -> SandboxRef:
         lease_s=float(labels.get(LEASE, 0)),
         kept_until_unix_s=kept_until(container.get("Names")),
     )
-
-
-async def _wait(task: asyncio.Task[None], patience_s: float) -> None:
-    await asyncio.wait({task}, timeout=patience_s)

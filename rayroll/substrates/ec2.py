@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -25,15 +24,13 @@ from rayroll.substrates import (
 from rayroll.substrates._ec2_calls import Calls, Sightings, connect, instance_of, launch, tagged, terminate
 from rayroll.substrates._ec2_offers import POOL, RUN, label, offers, reason_of, ref_of, tagging, tags_for
 from rayroll.substrates._reaping import Watches
-from rayroll.substrates._shield import finish
+from rayroll.substrates._shield import Chores, finish
 
 if TYPE_CHECKING:
     from rayroll.substrates._ec2_start import Start
     from rayroll.substrates._ssh import SshChannel, SshHost
 
 __all__ = ["Ec2Config", "Ec2Substrate"]
-
-logger = logging.getLogger(__name__)
 
 UNDO_PATIENCE_S = 5.0
 
@@ -108,7 +105,7 @@ class Ec2Substrate(Substrate):
         self._types: dict[str, Mapping[str, Any]] = {}
         self._hosts: dict[str, SshHost] = {}
         self._channels: dict[str, SshChannel] = {}
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._undoing = Chores("a half-made machine was not terminated, its own timer will do it")
         self._watches = Watches()
         self._facts: dict[str, str] = {}
 
@@ -148,8 +145,7 @@ class Ec2Substrate(Substrate):
     async def close(self) -> None:
         if self._parts is None:
             return
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=UNDO_PATIENCE_S)
+        await self._undoing.wait(UNDO_PATIENCE_S)
         if not self._undoing and not self._hosts:
             await self._watches.lift()
         for channel in self._channels.values():
@@ -226,15 +222,7 @@ class Ec2Substrate(Substrate):
 
     async def _undo(self, start: Start) -> None:
         """Terminate what a failed or cancelled create may have made; what takes longer, behind the caller's back."""
-        task = asyncio.ensure_future(start.undo())
-        self._undoing.add(task)
-        task.add_done_callback(self._undone)
-        await finish(_wait(task, UNDO_PATIENCE_S))
-
-    def _undone(self, task: asyncio.Task[None]) -> None:
-        self._undoing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("a half-made machine was not terminated, its own timer will do it: %s", error)
+        await self._undoing.run(start.undo(), UNDO_PATIENCE_S)
 
     async def reopen(self, ref: SandboxRef) -> Channel:
         from rayroll.substrates._ec2_boot import connect_command
@@ -297,7 +285,3 @@ class Ec2Substrate(Substrate):
         deadline_s = time.monotonic() + self.config.create_timeout_s
         made = await asyncio.gather(*(launch(calls, chosen, secrets.token_hex(8), deadline_s) for _ in range(count)))
         return tuple(instance["InstanceId"] for instance in made)
-
-
-async def _wait(task: asyncio.Task[None], patience_s: float) -> None:
-    await asyncio.wait({task}, timeout=patience_s)

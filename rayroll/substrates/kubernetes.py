@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import platform
 import secrets
 import time
@@ -40,12 +39,10 @@ from rayroll.substrates._kube_watch import Pod, PodWatch, list_pods
 from rayroll.substrates._pod_start import Start, changed
 from rayroll.substrates._published import Publisher
 from rayroll.substrates._reaping import Watches
-from rayroll.substrates._shield import finish
+from rayroll.substrates._shield import Chores, finish
 from rayroll.substrates._stream import StreamChannel
 
 __all__ = ["KubernetesConfig", "KubernetesSubstrate"]
-
-logger = logging.getLogger(__name__)
 
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 GONE_PATIENCE_S = 20.0
@@ -135,7 +132,7 @@ class KubernetesSubstrate(Substrate):
         self._reopening: dict[str, asyncio.Lock] = {}
         self._causes: dict[str, str] = {}
         self._alive: set[str] = set()
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores = Chores("a pod was not removed, the reaper or `rayroll gc` will do it")
         self._watches = Watches()
         self._published = Publisher(self.kind, config.registry, config.build_engine)
 
@@ -167,8 +164,7 @@ class KubernetesSubstrate(Substrate):
     async def close(self) -> None:
         if self._parts is None:
             return
-        if self._chores:
-            await asyncio.wait(self._chores, timeout=UNDO_PATIENCE_S)
+        await self._chores.wait(UNDO_PATIENCE_S)
         if not self._chores and not self._alive:
             await self._watches.lift()
         (cluster, watch, _), self._parts = self._parts, None
@@ -263,18 +259,7 @@ class KubernetesSubstrate(Substrate):
                 call.cancelled() or call.exception()  # mark as seen
             await self._remove(name, patience_s=UNDONE_BY_S)
 
-        await finish(_wait(self._chore(undo()), UNDO_PATIENCE_S))
-
-    def _chore(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._chores.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._chores.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("a pod was not removed, the reaper or `rayroll gc` will do it: %s", error)
+        await self._chores.run(undo(), UNDO_PATIENCE_S)
 
     async def reopen(self, ref: SandboxRef) -> Channel:
         _, watch, ground = self._opened()
@@ -430,7 +415,7 @@ class KubernetesSubstrate(Substrate):
         self._alive.discard(name)
         asyncio.get_running_loop().call_later(HANG_UP_S, self._hang_up, name)
         if pod is not None:  # it has ended by itself, and why is written down: nothing of it is of use any more
-            self._chore(self._remove(name))
+            self._chores.start(self._remove(name))
 
     def _hang_up(self, name: str) -> None:
         """Close the stream of a dead pod: it may neither end nor say anything."""
@@ -441,7 +426,3 @@ class KubernetesSubstrate(Substrate):
 
 def _read(name: str, core: Any, namespace: str, options: dict[str, Any]) -> Any:
     return core.read_namespaced_pod(name, namespace, **options)
-
-
-async def _wait(task: asyncio.Task[None], patience_s: float) -> None:
-    await asyncio.wait({task}, timeout=patience_s)

@@ -40,7 +40,7 @@ from rayroll.substrates import (
 from rayroll.substrates._hosted import RUNNER, Lifetimes, decoded, encoded, first_command, runner_command
 from rayroll.substrates._published import Publisher
 from rayroll.substrates._reaping import Watches
-from rayroll.substrates._shield import finish
+from rayroll.substrates._shield import Chores, finish
 
 if TYPE_CHECKING:
     from opensandbox import Sandbox as Machine
@@ -115,7 +115,7 @@ class OpenSandboxSubstrate(Substrate):
         self._channels: dict[str, SessionChannel] = {}
         self._paused: set[str] = set()
         """Without a stream, and still renewed."""
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._undoing = Chores("a half-made sandbox was not removed, its lifetime will do it")
         self._watches = Watches()
         self._published = Publisher(self.kind, config.registry, config.build_engine)
         self._facts: dict[str, str] = {}
@@ -154,8 +154,7 @@ class OpenSandboxSubstrate(Substrate):
     async def close(self) -> None:
         if self._parts is None:
             return
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=UNDO_PATIENCE_S)
+        await self._undoing.wait(UNDO_PATIENCE_S)
         if not self._undoing and not self._sessions:
             await self._watches.lift()
         await self._lifetimes.close()
@@ -335,15 +334,7 @@ class OpenSandboxSubstrate(Substrate):
                         raise
                 await asyncio.sleep(1.0)
 
-        task = asyncio.ensure_future(undo())
-        self._undoing.add(task)
-        task.add_done_callback(self._undone)
-        await finish(_wait(task, UNDO_PATIENCE_S))
-
-    def _undone(self, task: asyncio.Task[None]) -> None:
-        self._undoing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("a half-made sandbox was not removed, its lifetime will do it: %s", error)
+        await self._undoing.run(undo(), UNDO_PATIENCE_S)
 
     async def reopen(self, ref: SandboxRef) -> Channel:
         session, old = self._sessions.get(ref.id), self._channels.get(ref.id)
@@ -575,7 +566,3 @@ def _ref(info: SandboxInfo) -> SandboxRef:
         age_s=max(0.0, (datetime.now(UTC) - info.created_at).total_seconds()),
         lease_s=float(metadata.get(LEASE, 0)),
     )
-
-
-async def _wait(task: asyncio.Task[None], patience_s: float) -> None:
-    await asyncio.wait({task}, timeout=patience_s)
