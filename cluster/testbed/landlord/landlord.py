@@ -41,7 +41,7 @@ DEBIAN_PARAMETER = "resolve:ssm:/aws/service/debian/"
 """How an AMI can be named by a public parameter; EC2 looks up Debian's own, moto knows nothing of parameters."""
 FROM_DOCKER = "docker:"
 """How the name of an AMI begins that stands for an image of the engine."""
-RECIPE = HERE.parent / "images" / "machine.Dockerfile"
+RECIPE = (HERE.parent / "images" / "machine.Dockerfile").read_text()
 NO_TOKEN = "ABCDE"
 """What moto takes for one where none was given."""
 REMEMBERED_S = 600.0
@@ -107,7 +107,7 @@ class Landlord:
         with self._baking:
             # An image's variables are a container's; a machine has them where every login reads them.
             variables = "".join(f"{line}\n" for line in image.attrs["Config"]["Env"] or ())
-            recipe = RECIPE.read_text().replace("FROM debian:bookworm-slim", f"FROM {image.id}\nUSER root\nWORKDIR /")
+            recipe = RECIPE.replace("FROM debian:bookworm-slim", f"FROM {image.id}\nUSER root\nWORKDIR /")
             recipe += "ENTRYPOINT []\nCOPY environment /etc/environment\n"
             context = archive({"Dockerfile": recipe.encode(), "environment": variables.encode()})
             self.engine.images.build(fileobj=io.BytesIO(context), custom_context=True, tag=name, rm=True, forcerm=True)

@@ -7,26 +7,23 @@ them and what is not.
 from __future__ import annotations
 
 import hashlib
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from bed import carry, images
+from bed import carry, images, venv
 from bed.daemon import Daemon
 from bed.engine import Engine
 from bed.part import Bed, Part
 from bed.place import Place, disk_used_bytes
-from bed.shell import run
 
 _VERSION = "5.2.5"
 _LANDLORD = Path(__file__).parent.parent / "landlord" / "landlord.py"
 _LABEL = "rayroll.testbed.ec2"
 _PYTHON = "ec2-python"
-"""The interpreter's name in its environment: by it the server is told from every other Python on the machine."""
+"""The interpreter's name in its environment."""
 _DEADLINE_S = 60.0
-_INSTALL_TIMEOUT_S = 1200.0
 
 
 class Ec2(Part):
@@ -38,7 +35,7 @@ class Ec2(Part):
 
     def up(self, bed: Bed) -> None:
         _folder(bed.place).mkdir(parents=True, exist_ok=True)
-        _install(bed)
+        venv.ensure(bed.steps, _folder(bed.place) / "venv", "moto[ec2,server]", _VERSION, _PYTHON)
         engine = Engine(bed.place)
         images.ensure(
             images.MACHINE, images.Kitchen(bed.place, engine, carry.from_this_machine(bed.environ)), bed.steps
@@ -89,26 +86,10 @@ class Ec2(Part):
         return {"RAYROLL_TESTBED_EC2": _endpoint(bed.place)}
 
 
-def _install(bed: Bed) -> None:
-    """moto and what it needs, into the cache: made anew for another version, interpreter or folder."""
-    venv, wanted = _folder(bed.place) / "venv", f"{_VERSION} {sys.version_info[:2]} {_folder(bed.place).resolve()}"
-    mark = venv / "installed"
-    if mark.exists() and mark.read_text() == wanted and (venv / "bin" / _PYTHON).exists():
-        return
-    with bed.steps.step(f"ec2: moto {_VERSION} and what it needs"):
-        # Debian's interpreter: one that a version manager made may be gone when the cache is used again.
-        python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
-        run([python, "-m", "venv", "--clear", venv])
-        pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, f"moto[ec2,server]=={_VERSION}"], timeout_s=_INSTALL_TIMEOUT_S)
-        (venv / "bin" / _PYTHON).symlink_to("python3")
-        mark.write_text(wanted)
-
-
 def _digest() -> str:
     """What the landlord is made of."""
     digest = hashlib.sha256()
-    for path in sorted(_LANDLORD.parent.iterdir()):
+    for path in (*sorted(_LANDLORD.parent.iterdir()), _LANDLORD.parents[1] / "images" / "machine.Dockerfile"):
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

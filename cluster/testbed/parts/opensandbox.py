@@ -11,13 +11,13 @@ import hashlib
 import json
 import secrets
 import shutil
-import sys
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from bed import venv
 from bed.daemon import Daemon
 from bed.engine import Engine
 from bed.part import Bed, Part
@@ -27,9 +27,8 @@ from bed.shell import run
 _VERSION = "1.1.1"
 _SOURCES = Path(__file__).parent.parent / "execd"
 _PYTHON = "opensandbox-python"
-"""The interpreter's name in its environment: by it the server is told from every other Python on the machine."""
+"""The interpreter's name in its environment."""
 _DEADLINE_S = 60.0
-_INSTALL_TIMEOUT_S = 1200.0
 _PORTS = (20000, 31999)
 """Where sandboxes' ports are published: below the range that the kernel takes outgoing ports from."""
 
@@ -44,7 +43,7 @@ class OpenSandbox(Part):
     def up(self, bed: Bed) -> None:
         for folder in (_folder(bed.place), _home(bed.place)):
             folder.mkdir(parents=True, exist_ok=True)
-        _install(bed)
+        venv.ensure(bed.steps, _folder(bed.place) / "venv", "opensandbox-server", _VERSION, _PYTHON)
         image = _execd_image(bed)
         with bed.steps.step("opensandbox: answers"):
             server = _server(bed.place)
@@ -93,22 +92,6 @@ class OpenSandbox(Part):
 
     def exports(self, bed: Bed) -> Mapping[str, str]:
         return {"OPEN_SANDBOX_DOMAIN": _address(bed.place), "OPEN_SANDBOX_API_KEY": _key(bed.place)}
-
-
-def _install(bed: Bed) -> None:
-    """The server and what it needs, into the cache: made anew for another version, interpreter or folder."""
-    venv, wanted = _folder(bed.place) / "venv", f"{_VERSION} {sys.version_info[:2]} {_folder(bed.place).resolve()}"
-    mark = venv / "installed"
-    if mark.exists() and mark.read_text() == wanted and (venv / "bin" / _PYTHON).exists():
-        return
-    with bed.steps.step(f"opensandbox: opensandbox-server {_VERSION} and what it needs"):
-        # Debian's interpreter: one that a version manager made may be gone when the cache is used again.
-        python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
-        run([python, "-m", "venv", "--clear", venv])
-        pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, f"opensandbox-server=={_VERSION}"], timeout_s=_INSTALL_TIMEOUT_S)
-        (venv / "bin" / _PYTHON).symlink_to("python3")
-        mark.write_text(wanted)
 
 
 def _execd_image(bed: Bed) -> str:
