@@ -244,11 +244,14 @@ class Box:
                 self.channel.abort()
                 await self.channel.wait_until_closed()
             try:
-                sock = self._sock.dup() if self._sock is not None else await self._in_thread(door.connect, self.folder)
+                sock = await self._connected()
             except OSError as error:
                 raise SandboxLostError("the sandbox is gone", id=self.remains.id) from error
             self.channel = await channel_over(sock)
             return self.channel
+
+    async def _connected(self) -> socket.socket:
+        return self._sock.dup() if self._sock is not None else await self._in_thread(door.connect, self.folder)
 
     def keep(self, until_unix_s: float) -> None:
         """Say to whoever cleans up that it is to be left alone until then. Blocks."""

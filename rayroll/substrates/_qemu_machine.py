@@ -148,6 +148,8 @@ class Machine(Box):
         """For QEMU: serial port, monitor, saved state. Ours until it is started."""
         self._calls: list[socket.socket] = []
         """Connections that nobody has taken yet."""
+        self._inside: socket.socket | None = None
+        """One of them, to the runner: the next channel's."""
 
     async def power_on(self, hardware: Hardware, scratch: Path | None, *, saved: Saved | None = None) -> None:
         """Start it: at its beginning, or from where ``saved`` waits.
@@ -227,16 +229,25 @@ class Machine(Box):
         # Whoever made it may only be stopped and still hold its serial port, which has room for one.
         if await self._in_thread(lambda: self.remains.state) == "running":
             with contextlib.suppress(OSError):
-                await self._replace_door()
+                await self._move_door()
         return await super().take_over()
 
-    async def _replace_door(self) -> None:
+    async def _move_door(self) -> None:
+        """A new one, through which we are before anybody else can find it."""
         name = f"{SPARE}/{secrets.token_hex(4)}"
         address = {"type": "unix", "data": {"path": name}}
         backend = {"type": "socket", "data": {"addr": address, "server": True, "wait": False}}
         async with self._monitor() as qmp:
             await qmp.execute("chardev-change", {"id": "port", "backend": backend})
+        self._inside = await self._call(name)
         await self._in_thread(os.replace, self.folder / name, self.folder / DOOR)
+
+    async def _connected(self) -> socket.socket:
+        if self._inside is None:
+            return await super()._connected()
+        sock, self._inside = self._inside, None
+        self._calls.remove(sock)
+        return sock
 
     def _post_mortem(self, cause: str) -> str:
         # What the agent runs has its limit inside: this was QEMU's own memory, and that is none of its doing.

@@ -7,7 +7,7 @@ import functools
 import platform
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -339,13 +339,20 @@ class KubernetesSubstrate(Substrate):
 
     async def _remove_anothers(self, name: str) -> None:
         """The same for a pod that somebody may still speak to: when this returns, nothing runs in it any more."""
+        # A kubelet takes a pod whose container it has not yet seen for one without any, and says that it is gone.
+        await self._until(name, lambda pod: pods.STARTED not in _notes(pod) or status.is_running(pod))
         await self._remove(name, grace_s=1)
-        deadline_s = time.monotonic() + GONE_PATIENCE_S
-        while (pod := await self._look(name)) is not None and not status.has_ended(pod):
-            if time.monotonic() > deadline_s:
-                break  # its node does not answer: the runner's lease ends it
-            await asyncio.sleep(0.1)
+        await self._until(name, lambda _: False)
         await self._remove(name)
+
+    async def _until(self, name: str, holds: Callable[[Pod], bool]) -> None:
+        """Wait for something of a pod, or its end; a while, for a silent node is what its runner's lease is for."""
+        deadline_s = time.monotonic() + GONE_PATIENCE_S
+        while time.monotonic() < deadline_s:
+            pod = await self._look(name)
+            if pod is None or status.has_ended(pod) or holds(pod):
+                return
+            await asyncio.sleep(0.1)
 
     async def _remove(self, name: str, *, grace_s: int = 0, patience_s: float = GONE_PATIENCE_S) -> None:
         """Delete a pod in whatever state; with a grace it would stay for 15 s on Kubernetes 1.20."""
@@ -426,3 +433,7 @@ class KubernetesSubstrate(Substrate):
 
 def _read(name: str, core: Any, namespace: str, options: dict[str, Any]) -> Any:
     return core.read_namespaced_pod(name, namespace, **options)
+
+
+def _notes(pod: Pod) -> Mapping[str, str]:
+    return pod["metadata"].get("annotations") or {}

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 import yaml
+from little import until_true
 from requirements import check
 
 from rayroll.errors import ConfigError, EngineDownError, ImageError, SandboxLostError, StartTimeoutError
@@ -176,7 +177,22 @@ async def test_what_eats_the_memory_of_the_whole_pod_is_its_cause_of_death(
             while True:
                 await live.sh("dd if=/dev/zero of=/dev/shm/$RANDOM$$ bs=1M count=20; true")
         assert await cluster.cause_of_death(live.ref) == "oom"
-        assert await cluster.list({"run": run_id}) == [], "it is removed although nobody asked"
+
+        async def is_removed_although_nobody_asked() -> bool:
+            return await cluster.list({"run": run_id}) == []
+
+        await until_true(is_removed_although_nobody_asked)
+
+
+async def test_what_another_destroys_is_dead_even_if_its_kubelet_has_not_yet_said_that_it_runs(
+    cluster: KubernetesSubstrate, run_id: str
+) -> None:
+    async with other() as stranger:
+        for _ in range(4):  # a kubelet looks once a second
+            async with open_sandbox(cluster, BUSYBOX, run_id=run_id) as live:
+                await stranger.destroy(live.ref)
+                with pytest.raises(SandboxLostError):
+                    await live.sh("echo still here")
 
 
 async def test_a_template_lies_below_what_is_ours(run_id: str, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +16,10 @@ import pytest
 from requirements import needs
 
 from rayroll.errors import ConfigError, SubstrateError
+from rayroll.runner.client import RunnerClient
 from rayroll.substrates import Lease, SandboxSpec
 from rayroll.substrates import _leftovers as leftovers
+from rayroll.substrates._door import connect
 from rayroll.substrates._qemu_machine import QEMU_MIB, Hardware
 from rayroll.substrates.qemu import QemuConfig, QemuSubstrate
 from rayroll.testing.sandboxes import Live, open_sandbox
@@ -122,6 +126,30 @@ async def test_a_cancelled_create_leaves_nothing(qemu: QemuSubstrate) -> None:
         if not creating.cancelled():
             await qemu.destroy(creating.result().ref)
         assert await qemu.list({"run": RUN}) == []
+
+
+async def test_a_former_host_that_knocks_all_the_time_does_not_keep_its_heir_out(qemu: QemuSubstrate) -> None:
+    async with machine(qemu) as live, QemuSubstrate(qemu.config) as other:
+        remains = await asyncio.to_thread(qemu._opened().machines.recorded, live.ref)
+        stop = threading.Event()
+        knocking = asyncio.create_task(asyncio.to_thread(knock, Path(remains.folder), stop))
+        try:
+            channel = await other.adopt(live.ref, Lease(live.ref.run_id, "heir", 30.0))
+            heir = await RunnerClient.connect(channel, resume=live.client.resume())
+            assert (await heir.exec("echo mine")).output == "mine\n"
+            await heir.close()
+        finally:
+            stop.set()
+            await knocking
+        await other.destroy(live.ref)
+
+
+def knock(folder: Path, stop: threading.Event) -> None:
+    """Take every free place at a machine's door."""
+    with contextlib.ExitStack() as held:
+        while not stop.wait(0.0002):
+            with contextlib.suppress(OSError):
+                held.enter_context(connect(folder))
 
 
 async def test_a_machine_that_does_not_come_up_is_an_error_with_its_last_words(tmp_path: Path) -> None:
