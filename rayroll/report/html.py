@@ -80,8 +80,9 @@ def render(summary: Mapping[str, Any], examples: Sequence[Rollout]) -> str:
         examples=[_example(rollout, Markup) for rollout in _in_order(examples, ordered)],
         cells=_cells(summary, [s["substrate"] for s in ordered]),
         equal_work=equal_work_line(summary["equal_work"]),
-        spread_line=_spread_line(summary["spreads"]),
+        spread_line=spread_line(summary),
         rung_line=_rung_line(ordered),
+        labels=label_lines(ordered),
         preparation=[_prepared(group) for group in summary["preparation"]],
         config_json=orjson.dumps(summary["config"], option=orjson.OPT_INDENT_2).decode(),
     )
@@ -244,7 +245,24 @@ def _quantiles(values: Mapping[str, float], name: str, *quantiles: str) -> str:
     return _format.several_seconds([values[f"{name}/{quantile}"] for quantile in quantiles])
 
 
-def _spread_line(spreads: Mapping[str, Any]) -> str:
+def label_lines(substrates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is particular to each substrate's sandboxes, such as ``qemu: accelerator tcg``."""
+    first = substrates[0]["labels"] if substrates else {}
+    common = {label for label, values in first.items() if all(s["labels"].get(label) == values for s in substrates)}
+    told = {
+        s["substrate"]: ", ".join(
+            f"{label.replace('_', ' ')} {' or '.join(values)}"
+            for label, values in s["labels"].items()
+            if label not in common
+        )
+        for s in substrates
+    }
+    return [f"{name}: {words}" for name, words in told.items() if words]
+
+
+def spread_line(summary: Mapping[str, Any]) -> str:
+    """How far substrates are apart that started alike, in one sentence."""
+    spreads = summary["spreads"]
     names = {
         "worker_hours": "worker-hours",
         "slot_hours": "slot-hours",
@@ -259,7 +277,12 @@ def _spread_line(spreads: Mapping[str, Any]) -> str:
     ]
     if not told:
         return "not computed: fewer than two substrates started on one rung"
-    return f"{', '.join(told)}; among {', '.join(spreads['substrates'])} on the rung {spreads['rung']}"
+    apart = "".join(
+        f"; {s['substrate']} apart, its starts are {s['rung']}"
+        for s in summary["substrates"]
+        if s["rung"] and not s["is_floor"] and s["substrate"] not in spreads["substrates"]
+    )
+    return f"{', '.join(told)}; among {', '.join(spreads['substrates'])}, {spreads['rung']} starts{apart}"
 
 
 def _prepared(group: Mapping[str, Any]) -> dict[str, str]:

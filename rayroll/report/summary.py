@@ -42,6 +42,9 @@ __all__ = ["build_summary", "summarize", "write_summary"]
 
 # Least share of a substrate's commands that must have run on the reference too, to speak of a slowdown.
 _LEAST_PAIRED = 0.5
+_MOST_VALUES = 4
+_OF_THE_CELL = frozenset({"cell", "substrate", "actions", "concurrency", "block"})
+"""Labels that say what a rollout was made for."""
 
 
 def build_summary(folder: Path | str) -> dict[str, Any]:
@@ -149,6 +152,7 @@ def _substrate(name: str, results: Results, context: Context, reference: str | N
         "failures": dict(sum((results.failures[n] for n in names), Counter[str]())),
         "rung": rung,
         "rungs": dict(rungs),
+        "labels": _labels(r for n in names for r in results.kept[n]),
         "concurrency": lowest,
         "worker_hours": None if worker is None else asdict(worker),
         "slot_hours": None if slots is None else asdict(slots),
@@ -162,6 +166,19 @@ def _substrate(name: str, results: Results, context: Context, reference: str | N
         "rollout_s": _told(in_slot_s(r) for r in calm if r.valid),
         "overhead_s": _told(overheads),
         "overhead_histogram": _histogram(overheads),
+    }
+
+
+def _labels(rollouts: Iterable[Rollout]) -> dict[str, list[str]]:
+    """What is said of their sandboxes, such as ``accelerator``: each with all its values, of which there are few."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for r in rollouts:
+        for label, value in r.labels.items():
+            values[label].add(value)
+    return {
+        label: sorted(found)
+        for label, found in sorted(values.items())
+        if label not in _OF_THE_CELL and len(found) <= _MOST_VALUES
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayroll.report import _format
-from rayroll.report.html import by_hours, equal_work_line, headline, target_line
+from rayroll.report.html import by_hours, equal_work_line, headline, label_lines, spread_line, target_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,9 +24,12 @@ def comparison(summary: Mapping[str, Any]) -> Table:
     from rich.text import Text
 
     title = headline(summary)
+    ordered = by_hours(summary["substrates"])
+    notes = [f"spread: {spread_line(summary)}", *label_lines(ordered)]
+    notes += [f"work: {equal_work_line(summary['equal_work'])}"]
     table = Table(
         title=title if target_line(summary) in title else f"{title}, for {target_line(summary)}",
-        caption=f"work: {equal_work_line(summary['equal_work'])}",
+        caption="\n".join(notes),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -36,9 +39,10 @@ def comparison(summary: Mapping[str, Any]) -> Table:
         header_style="dim",
     )
     table.add_column("substrate", no_wrap=True)
-    for column in ("worker-hours", "tax", "cold start\np50", "overhead\np50 / p95", "run vs.\nref.", "valid\nfailed"):
+    of_them = ("env", "slow-\ndown", "infra")
+    for column in ("worker-hours", *of_them, "cold start\np50", "overhead\np50 / p95", "valid\nfailed"):
         table.add_column(column, justify="right", no_wrap=True)
-    for s in by_hours(summary["substrates"]):
+    for s in ordered:
         worker = s["worker_hours"] or {}
         hours = Text(("≈ " if worker.get("extrapolated") else "") + _format.hours(worker.get("hours")))
         if worker.get("lo"):
@@ -53,10 +57,9 @@ def comparison(summary: Mapping[str, Any]) -> Table:
         table.add_row(
             name,
             hours,
-            _format.percent(tax_share(s)),
+            *map(_format.percent, shares(s).values()),
             _format.seconds((s["cold_start_s"] or {}).get("p50")),
             _format.several_seconds([overhead["p50"], overhead["p95"]]) if overhead else "–",
-            _format.ratio(s["slowdown_factor"]),
             outcome,
             style="dim" if s["is_floor"] else "",
         )
@@ -82,6 +85,7 @@ def report_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "slot_hours": slots.get("hours"),
                 "cost": (s["cost"] or {}).get("hours"),
                 "tax_share": tax_share(s),
+                **{f"{name}_share": share for name, share in shares(s).items()},
                 "slowdown_factor": s["slowdown_factor"],
                 "cold_start_s_p50": (s["cold_start_s"] or {}).get("p50"),
                 "first_action_s_p50": (s["first_action_s"] or {}).get("p50"),
@@ -100,6 +104,17 @@ def report_values(summary: Mapping[str, Any]) -> dict[str, float]:
         if s["worker_hours"]:
             values[f"projection/worker_hours/{s['substrate']}"] = s["worker_hours"]["hours"]
     return values
+
+
+def shares(substrate: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of projected worker-hours: the commands' own time, slowdown (below 0: faster than the reference; None: it cannot
+    be told, and is in env), and infrastructure."""
+    worker, parts = substrate["worker_hours"], substrate["parts"]
+    if not worker or not worker["hours"]:
+        return dict.fromkeys(("env", "slowdown", "infra"))
+    env, slowdown = parts["env"] / worker["hours"], parts["slowdown"] / worker["hours"]
+    known = substrate["slowdown_factor"] is not None
+    return {"env": env, "slowdown": slowdown if known else None, "infra": 1 - env - slowdown}
 
 
 def tax_share(substrate: Mapping[str, Any]) -> float | None:

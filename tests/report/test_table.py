@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -46,6 +47,30 @@ def test_a_run_without_a_valid_rollout_has_a_table_too() -> None:
     rollouts = [synthetic.rollout(failure=Failure("infra", "gone"), actions=2)]
     text = text_of(summarize(Results(rollouts, synthetic.config(["docker"]))))
     assert "0/1" in text and "1 infra" in text
+
+
+def test_what_starts_on_another_rung_is_named_beside_the_spread(summary: dict[str, Any]) -> None:
+    rollouts = [*synthetic.sweep(actions=(5,), concurrency=(1,), tasks=4)]
+    changed = [replace(r, rung="snapshot") if r.substrate == "qemu" else r for r in rollouts]
+    text = " ".join(text_of(summarize(Results(changed, synthetic.config(["docker"], target_actions=5)))).split())
+    assert "qemu apart, its starts are snapshot" in text
+    assert "apart" not in text_of(summary)
+
+
+def test_what_a_substrate_says_of_its_sandboxes_is_told_but_not_what_all_say() -> None:
+    rollouts = [
+        replace(r, labels={**r.labels, "system": "image", **({"accelerator": "tcg"} if r.substrate == "qemu" else {})})
+        for r in synthetic.sweep(actions=(5,), concurrency=(1,), tasks=2)
+    ]
+    text = text_of(summarize(Results(rollouts, synthetic.config(["docker"], target_actions=5))))
+    assert "qemu: accelerator tcg" in text
+    assert "system" not in text
+
+
+def test_env_slowdown_and_infra_are_all_of_the_hours(summary: dict[str, Any]) -> None:
+    rows = report_rows(summary)
+    assert all(row["env_share"] + row["slowdown_share"] + row["infra_share"] == pytest.approx(1) for row in rows)
+    assert all(row["slowdown_share"] + row["infra_share"] == pytest.approx(row["tax_share"]) for row in rows)
 
 
 def test_rows_are_plain_and_of_equal_columns(summary: dict[str, Any]) -> None:
