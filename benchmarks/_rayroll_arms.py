@@ -32,7 +32,7 @@ class RunnerArm(Arm):
         self.substrate = substrate
         self.name = f"runner-{substrate}"
         self.facts: dict[str, str] = {}
-        """Versions and capabilities of the substrate."""
+        """Versions and capabilities of the substrate, and what its sandboxes say of themselves."""
         self._client = Client(substrate, substrate_config=config or {})
         self._envs = envs
         self._sessions: list[Session] = []
@@ -45,7 +45,8 @@ class RunnerArm(Arm):
         self.facts = dict(probe.facts)
         await self._client.__aenter__()
         self._sessions = [self._client.open(TASK, sample_index=i, deadline_s=DAY_S) for i in range(self._envs)]
-        await asyncio.gather(*(session.booted() for session in self._sessions))
+        sandboxes = await asyncio.gather(*(session.booted() for session in self._sessions))
+        self.facts |= {**sandboxes[0].facts, **sandboxes[0].labels}
         self._steps = [functools.partial(_step, session) for session in self._sessions]
 
     async def burst(self, load: Load) -> Burst:

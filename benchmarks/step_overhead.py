@@ -34,6 +34,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rayroll.cli._settings import settings
+from rayroll.errors import ConfigError
 from rayroll.runner.build import runner_path
 
 SUBSTRATES: Mapping[str, Mapping[str, Any]] = {
@@ -130,7 +132,7 @@ async def start_arms(
     runners: dict[str, RunnerArm] = {}
     for substrate in options.substrates:
         say(f"starting {substrate}")
-        config = SUBSTRATES[substrate]
+        config = {**SUBSTRATES[substrate], **options.settings.get(substrate, {})}
         try:
             arm = await stack.enter_async_context(RunnerArm(substrate, envs, config))
         except Skipped as reason:
@@ -308,6 +310,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         type=words(BASELINES),
         help=f"comma-separated: {','.join(BASELINES)} [those of the substrates, and swe-rex beside docker]",
     )
+    add(
+        "--set",
+        action="append",
+        metavar="KIND.FIELD=VALUE",
+        help="a field of a substrate's config, such as kubernetes.carrier=address; again for more",
+    )
     add("--steps", type=int, default=200, help="steps of each environment over all rounds [200]")
     add(
         "--output-bytes",
@@ -321,6 +329,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--gate", action="store_true", help="exit with 1 unless every claim holds")
     add("--smoke", action="store_true", help="few steps, no claims: does every arm work?")
     options = parser.parse_args(argv)
+    try:
+        options.settings = settings(options.set)
+    except ConfigError as error:
+        parser.error(str(error))
     if options.baselines is None:
         beside = {name: baseline.substrate or "docker" for name, baseline in BASELINES.items()}
         options.baselines = [name for name, substrate in beside.items() if substrate in options.substrates]

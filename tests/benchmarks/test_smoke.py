@@ -74,6 +74,20 @@ def test_steps_in_virtual_machines_are_measured_and_checked() -> None:
     assert names(line) == {"runner-qemu", "rayroll-qemu"}
 
 
+def test_steps_in_pods_are_measured_and_checked_by_the_carrier_that_is_asked_for() -> None:
+    check("kubernetes")
+    carrier = ("--set", "kubernetes.carrier=address")
+    line = last_line("step_overhead.py", "--substrates", "kubernetes", "--output-bytes", "0", *carrier)
+    assert names(line) == {"runner-kubernetes", "rayroll-kubernetes", "pod-exec"}
+    assert line["machine"]["kubernetes"]["carrier"] == "address"
+
+
+def test_steps_in_cloud_machines_are_measured_and_checked() -> None:
+    check("ec2")
+    line = last_line("step_overhead.py", "--substrates", "ec2", "--output-bytes", "0")
+    assert names(line) == {"runner-ec2", "rayroll-ec2", "ssh-exec", "ssh-cli"}
+
+
 LADDERS = {
     "local": ["cached", "warm", "recycled", "cold"],
     "docker": ["cached", "warm", "recycled", "cold"],
