@@ -82,7 +82,7 @@ def render(summary: Mapping[str, Any], examples: Sequence[Rollout]) -> str:
         equal_work=equal_work_line(summary["equal_work"]),
         spread_line=spread_line(summary),
         rung_line=_rung_line(ordered),
-        labels=label_lines(ordered),
+        labels="; ".join(label_lines(ordered)),
         preparation=[_prepared(group) for group in summary["preparation"]],
         config_json=orjson.dumps(summary["config"], option=orjson.OPT_INDENT_2).decode(),
     )
