@@ -18,7 +18,9 @@ from _arms import Skipped
 
 from rayroll import Client, Task
 from rayroll.pool import Reset
+from rayroll.substrates import SandboxRef
 from rayroll.substrates._leftovers import remove_tree
+from rayroll.substrates.ec2 import Ec2Substrate
 from rayroll.types import Rung
 
 __all__ = ["LADDERS", "USUAL", "Claim", "Ladder", "Place", "Way"]
@@ -109,6 +111,8 @@ def _forget(image: str) -> None:
         while True:
             try:
                 id = api.inspect_image(image)["Id"]
+                for ended in api.containers(all=True, filters={"ancestor": id, "status": "exited"}):
+                    api.remove_container(ended)  # a kubelet would keep it for a minute
                 api.remove_image(image)
             except docker.errors.ImageNotFound:
                 return
@@ -123,11 +127,23 @@ def _forget(image: str) -> None:
         api.close()
 
 
+async def _stocked(place: Place) -> None:
+    """A machine that has booted once lies in the pool, and off."""
+    substrate = place.client.substrate
+    assert isinstance(substrate, Ec2Substrate)
+    (machine,) = await substrate.stock(1)
+    async with asyncio.timeout(GONE_PATIENCE_S):
+        while not await substrate.cause_of_death(SandboxRef("ec2", machine, "", "")):  # noqa: ASYNC110 - EC2's to tell
+            await asyncio.sleep(0.1)
+
+
 WARM = Way("warm", before=_warm)
 RECYCLED = Way("recycled", before=_recycled, reset="recycle")
 USUAL = (Way("cached"), WARM, RECYCLED)
 PULLED = Way("cold", before=_without_image, after=_without_image, image=_from_registry, is_slow=True)
 """The node's engine pulls."""
+STOPPED = Way("warm", "stopped", before=_stocked, config={"stopped_pool": "cold-start"})
+"""A cloud's machine that is only switched on."""
 EXPORTED = Way(
     "cold", before=_without_image, after=_without_image, image=_from_registry, has_own_cache=True, is_slow=True
 )
@@ -153,6 +169,7 @@ LADDERS: Mapping[str, Ladder] = {
     ),
     # A policy that denies the network needs an image of the server's own.
     "opensandbox": Ladder((*USUAL, PULLED), config={"network": "open"}),
+    "kubernetes": Ladder((*USUAL, PULLED)),
     # Its images are AMIs.
-    "ec2": Ladder(tuple(replace(way, image=lambda _: None) for way in USUAL)),
+    "ec2": Ladder(tuple(replace(way, image=lambda _: None) for way in (*USUAL, STOPPED))),
 }

@@ -24,6 +24,7 @@ __all__ = [
     "instance_of",
     "is_not_found",
     "launch",
+    "passes",
     "tagged",
     "tags_of",
     "terminate",
@@ -121,7 +122,7 @@ class Calls:
                 is_down = isinstance(error, EngineDownError)
                 wait_s = random.uniform(pause_s / 2, pause_s)
                 until_s = min(deadline_s, outage_ends_s) if is_down else deadline_s
-                if not (is_down or error.facts.get("code") in PATIENCE) or time.monotonic() + wait_s > until_s:
+                if not passes(error) or time.monotonic() + wait_s > until_s:
                     raise
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -177,6 +178,11 @@ def _name(offer: Mapping[str, Any]) -> str:
     return " in ".join(str(offer[key]) for key in ("InstanceType", "SubnetId") if key in offer) or "the template"
 
 
+def passes(error: SubstrateError) -> bool:
+    """Whether the same call may have an answer later: EC2 is away, or is asked too often."""
+    return isinstance(error, EngineDownError) or error.facts.get("code") in PATIENCE
+
+
 class Sightings:
     """One look at EC2 for however many wait for their machine: a hundred that ask by themselves are throttled."""
 
@@ -201,6 +207,7 @@ class Sightings:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
+        pause_s = self._every_s
         while self._waiting:
             waiting, self._waiting = self._waiting, {}
             seen: dict[str, Instance] = {}
@@ -217,7 +224,8 @@ class Sightings:
                         future.set_result(seen.get(id))
                     else:
                         future.set_exception(failed)
-            await asyncio.sleep(self._every_s)
+            pause_s = self._every_s if failed is None else min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(random.uniform(pause_s / 2, pause_s) if failed else pause_s)
 
     async def _look(self, ids: Sequence[str]) -> dict[str, Instance]:
         seen: dict[str, Instance] = {}

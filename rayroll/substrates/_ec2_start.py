@@ -11,7 +11,17 @@ from rayroll.errors import EngineDownError, SubstrateError
 from rayroll.runner.build import runner_path
 from rayroll.substrates import Lease, SandboxSpec
 from rayroll.substrates._ec2_boot import start_command, user_data
-from rayroll.substrates._ec2_calls import Calls, Instance, Sightings, instance_of, is_not_found, launch, tagged, tags_of
+from rayroll.substrates._ec2_calls import (
+    Calls,
+    Instance,
+    Sightings,
+    instance_of,
+    is_not_found,
+    launch,
+    passes,
+    tagged,
+    tags_of,
+)
 from rayroll.substrates._ec2_calls import terminate as terminate_by_id
 from rayroll.substrates._ec2_offers import NAME, POOL, RUN, reason_of, tagging
 from rayroll.substrates._ssh import Keys, SshChannel, SshHost, UnreachableError, WrongHostError, start
@@ -139,16 +149,21 @@ class Start:
     async def _running(self) -> Instance:
         """What EC2 says once it runs. What EC2 does not know yet, it may know soon."""
         self.waiting_for = "the machine to run"
-        unknown_until_s = time.monotonic() + self._config.visible_timeout_s
+        patience_s = self._config.visible_timeout_s
+        unknown_since_s: float | None = None
         while True:
             try:
                 instance = await self._sightings.next(self.id)
-            except EngineDownError as error:
+            except SubstrateError as error:
+                if not passes(error):
+                    raise
                 self.waiting_for = str(error)
+                unknown_since_s = None  # nothing was said about the machine
                 continue
+            now_s = time.monotonic()
+            unknown_since_s = None if instance is not None else unknown_since_s or now_s
             state = "" if instance is None else instance["State"]["Name"]
-            if instance is None and time.monotonic() > unknown_until_s:
-                patience_s = self._config.visible_timeout_s
+            if unknown_since_s is not None and now_s > unknown_since_s + patience_s:
                 raise SubstrateError(
                     "EC2 does not know the machine that it launched", id=self.id, visible_timeout_s=patience_s
                 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from rayroll.substrates._pod_address import connect
 from rayroll.substrates._pod_stream import attach
 from rayroll.substrates._stream import StreamChannel
 
-__all__ = ["Ground"]
+__all__ = ["Ground", "pull_seconds"]
 
 logger = logging.getLogger(__name__)
 
@@ -148,19 +150,28 @@ class Ground:
 
     async def news(self, pod: str) -> tuple[bool, str]:
         """Whether a pod's image is being pulled, and the last thing that was said about the pod."""
-        selector = f"involvedObject.kind=Pod,involvedObject.name={pod}"
         try:
-            found = await self._cluster.call(
-                lambda core, namespace, options: core.list_namespaced_event(
-                    namespace, field_selector=selector, **options
-                )
-            )
+            events = await self._events(pod)
         except SubstrateError as error:
             return False, f"events cannot be read: {error.message}"
-        events = sorted(found.get("items") or (), key=lambda event: str(event.get("lastTimestamp") or ""))
         reasons = [event.get("reason") for event in events]
         said = "; ".join(f"{event.get('reason')}: {event.get('message')}" for event in events[-2:])
         return "Pulling" in reasons and "Pulled" not in reasons and "Failed" not in reasons, said[-600:]
+
+    async def pull_s(self, pod: str) -> float:
+        """Seconds for which its node pulled the pod's images, one after the other; 0: it had them, or nobody says."""
+        with contextlib.suppress(SubstrateError):
+            events = await self._events(pod)
+            return sum(pull_seconds(str(event.get("message"))) for event in events if event.get("reason") == "Pulled")
+        return 0.0
+
+    async def _events(self, pod: str) -> list[dict[str, Any]]:
+        """Oldest first."""
+        selector = f"involvedObject.kind=Pod,involvedObject.name={pod}"
+        found = await self._cluster.call(
+            lambda core, namespace, options: core.list_namespaced_event(namespace, field_selector=selector, **options)
+        )
+        return sorted(found.get("items") or (), key=lambda event: str(event.get("lastTimestamp") or ""))
 
     # the way in
 
@@ -232,3 +243,14 @@ def _may(right: tuple[str, str, str], core: Any, namespace: str, options: dict[s
         "spec": {"resourceAttributes": wanted},
     }
     return library().AuthorizationV1Api(core.api_client).create_self_subject_access_review(review, **options)
+
+
+def pull_seconds(message: str) -> float:
+    """Of what a kubelet says once it has an image: ``Successfully pulled image "debian" in 1m2.5s``.
+
+    0: it had it before, or does not say how long, as none before 1.20 does.
+    """
+    _, _, duration = message.partition('" in ')
+    words = re.match(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:([\d.]+)ms)?", duration)
+    assert words is not None, "every part may be missing"
+    return sum(float(found) * unit for found, unit in zip(words.groups(), (3600, 60, 1, 0.001), strict=True) if found)

@@ -23,6 +23,8 @@ LOOK_EVERY_S = 5.0
 """Whether the watch has missed something."""
 EARLY_AFTER_S, EARLY_PAUSE_S, EARLY_PAUSE_MOST_S = 0.3, 0.05, 1.0
 SETTLE_S = 0.01
+PULLED_AFTER_S = 1.0
+"""A start that was shorter pulled nothing worth asking for."""
 
 
 class Start:
@@ -49,7 +51,8 @@ class Start:
         Args:
             manifest: The pod's.
             calls: Gets what goes on in a thread when this is cancelled: undoing must wait for it.
-            phases_s: Gets ``create`` and ``boot``; the wait for a node that there is none of is in neither.
+            phases_s: Gets ``create``, ``boot`` and, where the node did not have the image, ``pull``. The wait for a
+                node that there is none of is in none of them.
 
         Raises:
             SubstrateError: Typed, in the cluster's own words. The pod may be there.
@@ -65,6 +68,9 @@ class Start:
         phases_s["create"] = scheduled_s - start_s - waited_s
         channel = await self._open()
         phases_s["boot"] = time.monotonic() - scheduled_s
+        if phases_s["boot"] > PULLED_AFTER_S and (pull_s := await self._ground.pull_s(self._name)):
+            phases_s["pull"] = min(pull_s, phases_s["boot"])
+            phases_s["boot"] -= phases_s["pull"]
         return channel
 
     async def _until_scheduled(self) -> float:

@@ -239,7 +239,7 @@ class KubernetesSubstrate(Substrate):
         return Sandbox(
             SandboxRef(self.kind, name, lease.run_id, lease.owner, lease_s=lease.duration_s),
             channel,
-            "cold" if was_absent else "cached",  # a pod's status does not say whether its node had to pull
+            "cold" if was_absent or "pull" in phases_s else "cached",
             phases_s,
             facts={**cluster.facts, "image": image, "network": self.config.network, "carrier": ground.carrier},
             labels={"carrier": ground.carrier, **({"network": "open"} if self.config.network == "open" else {})},

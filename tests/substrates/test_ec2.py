@@ -213,6 +213,25 @@ async def test_a_machine_that_is_never_seen_is_ended_by_its_id(between: Between,
         assert await substrate.list({"run": run_id}) == []
 
 
+async def test_an_outage_is_no_part_of_the_time_that_a_machine_is_unknown(between: Between, run_id: str) -> None:
+    looks_s: list[float] = []
+
+    def answer(request: Request) -> str | None:
+        if request["Action"] != "DescribeInstances" or not between.calls("RunInstances"):
+            return None
+        looks_s.append(time.monotonic())
+        if len(looks_s) > 1 and looks_s[-1] < looks_s[0] + 2.0:
+            return "RequestLimitExceeded"
+        if len(looks_s) > 1:
+            between.answer = lambda request: None
+        return "InvalidInstanceID.NotFound"
+
+    async with configured(between, visible_timeout_s=1.0) as substrate:
+        between.answer = answer
+        async with open_sandbox(substrate, run_id=run_id) as live:
+            assert (await live.sh("echo seen")).output == "seen\n"
+
+
 async def test_without_room_here_it_is_launched_there(ec2: Ec2Substrate, between: Between, run_id: str) -> None:
     (full, _), (free, zone), *_ = await subnets(ec2)
     between.answer = lambda r: "InsufficientInstanceCapacity" if r.get("SubnetId") == full else None

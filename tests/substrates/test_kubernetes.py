@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import docker as docker_py
 import pytest
 import pytest_asyncio
 import yaml
 from little import until_true
-from requirements import check
+from requirements import check, require
 
 from rayroll.errors import ConfigError, EngineDownError, ImageError, SandboxLostError, StartTimeoutError
 from rayroll.runner.build import runner_path
 from rayroll.runner.client import RunnerClient
 from rayroll.substrates import Lease, Login, SandboxSpec
+from rayroll.substrates._kube_ground import pull_seconds
 from rayroll.substrates._pod import merged
 from rayroll.substrates._pod_stream import exit_code_of
 from rayroll.substrates._published import Publisher
@@ -69,7 +71,40 @@ async def pod_of(substrate: KubernetesSubstrate, live: Live) -> dict[str, Any]:
     return pod
 
 
-# starts that fail
+# starts, and how they fail
+
+
+async def test_a_node_that_pulls_is_a_cold_start_and_the_pull_is_no_part_of_it(
+    cluster: KubernetesSubstrate, run_id: str
+) -> None:
+    require("registry", None if "RAYROLL_TESTBED_REGISTRY" in os.environ else "there is none to pull from")
+    image = f"{os.environ['RAYROLL_TESTBED_REGISTRY']}/python:3.11-slim"
+    api: Any = docker_py.from_env().api
+    with contextlib.suppress(docker_py.errors.ImageNotFound):
+        await asyncio.to_thread(api.remove_image, image, force=True)
+    rungs, pulls_s = [], []
+    for _ in range(2):
+        async with open_sandbox(cluster, SandboxSpec(image=image, memory_mib=64), run_id=run_id) as live:
+            rungs.append(live.sandbox.rung)
+            pulls_s.append(live.sandbox.phases_s.get("pull", 0.0))
+            assert live.sandbox.phases_s["boot"] > 0
+    assert rungs == ["cold", "cached"]
+    assert pulls_s[0] > 0.1 and pulls_s[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ('Successfully pulled image "busybox" in 345.5ms', 0.3455),
+        ('Successfully pulled image "busybox" in 2.5s', 2.5),
+        ('Successfully pulled image "a/b:1" in 1m2.25s (1m5s including waiting). Image size: 12 bytes.', 62.25),
+        ('Successfully pulled image "busybox" in 1h0m1s', 3601.0),
+        ('Container image "busybox" already present on machine', 0.0),
+        ('Successfully pulled image "busybox"', 0.0),
+    ],
+)
+def test_how_long_a_pull_took_is_what_its_kubelet_says(said: str, seconds: float) -> None:
+    assert pull_seconds(said) == pytest.approx(seconds)
 
 
 async def test_an_image_that_cannot_be_pulled_says_so_with_the_kubelets_words(
