@@ -1,0 +1,1 @@
+"""How agents write their sessions: one file for each, found by its name."""
