@@ -4,7 +4,7 @@ CREATE TABLE meta (key VARCHAR PRIMARY KEY, value VARCHAR);
 
 -- One model call each, in the order of its session.
 CREATE TABLE steps (
-    step_id BIGINT PRIMARY KEY,      -- in order of session and round
+    step_id BIGINT PRIMARY KEY,      -- in order of session and round among those loaded together
     trace_key VARCHAR UNIQUE,        -- the row's own: loading it again changes nothing
     provider VARCHAR NOT NULL,       -- claude, codex, rayroll
     session_id VARCHAR NOT NULL,
@@ -34,7 +34,7 @@ CREATE TABLE events (
     step_id BIGINT NOT NULL,
     event_index INTEGER NOT NULL,
     type VARCHAR NOT NULL,           -- user_message, tool_result (input); reasoning, text, tool_call (output); usage_report
-    at TIMESTAMP,
+    happened_at TIMESTAMP,           -- NULL: unknown
     tool_call_id VARCHAR,
     chars BIGINT
 );
