@@ -9,14 +9,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["CATEGORIES", "category", "command_of", "names_by_category", "prefixes_by_category", "program"]
+__all__ = ["CATEGORIES", "category", "command_of", "program"]
 
 # The published counts (facts.json, tools.category_calls) hold by TraceLab's assignment of names, which is kept where
 # it surprises too: TaskCreate starts an agent's task, TaskUpdate is planning; what asks the user is other.
 _NAMES: Mapping[str, str] = {
     "shell_command": """
-        Bash BashOutput KillBash KillShell exec exec_command write_stdin shell shell_command local_shell send_input
-        mcp__ide__executeCode
+        command Bash BashOutput KillBash KillShell exec exec_command write_stdin shell shell_command local_shell
+        send_input mcp__ide__executeCode
     """,
     "file_edit": "Edit MultiEdit Write NotebookEdit apply_patch",
     "file_read_search": """
@@ -44,16 +44,6 @@ CATEGORIES: tuple[str, ...] = (*_NAMES, "other")
 _BY_NAME = {name: kind for kind, listed in _NAMES.items() for name in listed.split()}
 
 
-def names_by_category() -> Mapping[str, str]:
-    """Tool name to category, for names known in full."""
-    return _BY_NAME
-
-
-def prefixes_by_category() -> Mapping[str, str]:
-    """Start of a tool name to category: the many tools of one server."""
-    return _PREFIXES
-
-
 def category(name: str) -> str:
     """Category of a tool, by its exact name; ``other`` for a name nobody knows."""
     if name in _BY_NAME:
@@ -61,22 +51,24 @@ def category(name: str) -> str:
     return next((kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix)), "other")
 
 
-def command_of(input: Any) -> str | None:
+def command_of(tool_input: Any) -> str | None:
     """The shell command in a tool's input as agents write it: a text, an object (or its JSON) or a list of words."""
-    if isinstance(input, str) and input.lstrip()[:1] in ("{", "[", '"'):
+    if isinstance(tool_input, str):
+        if tool_input.lstrip()[:1] not in ("{", "[", '"'):
+            return tool_input if tool_input.strip() else None
         try:
-            input = json.loads(input)
+            return command_of(json.loads(tool_input))
         except ValueError:
-            return input
-    if isinstance(input, Mapping):
-        return command_of(input.get("command", input.get("cmd")))
-    if isinstance(input, list):
-        words = [word for word in input if isinstance(word, str)]
+            return tool_input
+    if isinstance(tool_input, Mapping):
+        return command_of(tool_input.get("command", tool_input.get("cmd")))
+    if isinstance(tool_input, list):
+        words = [word for word in tool_input if isinstance(word, str)]
         # Codex's older shell: ["bash", "-lc", "make test"].
         if len(words) >= 3 and posixpath.basename(words[0]) in _SHELLS and words[1] in ("-c", "-lc"):
             return words[2]
         return shlex.join(words) or None
-    return input if isinstance(input, str) and input.strip() else None
+    return None
 
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))

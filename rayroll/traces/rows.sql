@@ -13,14 +13,14 @@ FROM (
     SELECT place, json, json_transform(json, '{
         "provider": "VARCHAR", "session_id": "VARCHAR", "round_index": "BIGINT", "round_id": "VARCHAR",
         "turn_id": "VARCHAR", "user": "VARCHAR", "project": "VARCHAR", "model": "VARCHAR", "trace_key": "VARCHAR",
-        "is_subagent": "BOOLEAN", "first_input_event_type": "VARCHAR",
+        "is_subagent": "BOOLEAN", "agent_id": "VARCHAR", "first_input_event_type": "VARCHAR",
         "input_tokens_total": "BIGINT", "prefix_tokens": "BIGINT", "newly_append_tokens": "BIGINT",
         "output_tokens": "BIGINT", "reasoning_output_tokens": "BIGINT",
         "timing_events": [{"event_type": "VARCHAR", "timestamp": "VARCHAR", "tool_call_id": "VARCHAR",
                            "content_chars": "BIGINT", "result_chars": "BIGINT"}],
         "tools": [{"tool_name": "VARCHAR", "tool_call_id": "VARCHAR", "input": "JSON",
                    "emitted_at": "VARCHAR", "result_at": "VARCHAR", "input_chars": "BIGINT", "result_chars": "BIGINT",
-                   "tool_wall_latency_ms": "DOUBLE", "tool_internal_latency_ms": "DOUBLE", "is_error": "BOOLEAN"}]
+                   "tool_wall_latency_ms": "DOUBLE", "tool_internal_latency_ms": "DOUBLE", "is_error": "BOOLEAN", "status": "VARCHAR"}]
     }') AS r
     FROM lines
 );
@@ -65,7 +65,7 @@ inputs AS (
 )
 SELECT step_id, trace_key, provider, p.session_id,
     coalesce(r.round_index, row_number() OVER (PARTITION BY p.session_id ORDER BY step_id) - 1) AS round_index,
-    r.round_id, r.turn_id, r."user", r.project, r.model, coalesce(r.is_subagent, false) AS is_subagent,
+    r.round_id, r.turn_id, r."user", r.project, r.model, coalesce(r.is_subagent, false) AS is_subagent, r.agent_id,
     coalesce(r.first_input_event_type, first_input_type) AS first_event_type,
     CASE coalesce(first_type, r.first_input_event_type)
         WHEN 'user_message' THEN 'user' WHEN 'tool_result' THEN 'tool' END AS trigger,
@@ -84,9 +84,17 @@ SELECT step_id, index - 1 AS tool_index, t.tool_call_id, coalesce(nullif(trim(t.
     CASE WHEN told_ms >= 0 THEN told_ms END AS wall_ms,
     CASE WHEN t.tool_internal_latency_ms >= 0 THEN t.tool_internal_latency_ms END AS internal_ms,
     nullif(greatest(coalesce(internal_ms, wall_ms), 0), 0) AS effective_ms,
-    t.is_error, t.input_chars, t.result_chars, t.input
+    t.is_error, coalesce(t.status, if(result_at IS NULL AND told_ms IS NULL, 'unfinished', 'finished')) AS status,
+    t.input_chars, t.result_chars, t.input
 FROM (
     SELECT step_id, unnest(r.tools) AS t, generate_subscripts(r.tools, 1) AS index
     FROM fresh JOIN parsed USING (place)
 )
 WHERE t IS NOT NULL;
+
+INSERT INTO tools BY NAME
+WITH kinds AS (SELECT name, category_of(name) AS category FROM (SELECT DISTINCT name FROM fresh_tools))
+SELECT t.* EXCLUDE (told_ms, input), category,
+    CASE WHEN category = 'shell_command' AND input IS NOT NULL THEN program_of(input::VARCHAR) END AS program
+FROM fresh_tools t JOIN kinds USING (name)
+ORDER BY step_id, tool_index;

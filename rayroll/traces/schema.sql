@@ -15,6 +15,7 @@ CREATE TABLE steps (
     project VARCHAR,
     model VARCHAR,
     is_subagent BOOLEAN NOT NULL,
+    agent_id VARCHAR,                -- which subagent, where its log says so: each has a context of its own
     first_event_type VARCHAR,        -- of its first input event; NULL: it has none
     trigger VARCHAR,                 -- user, tool; NULL: anything else
     first_at TIMESTAMP,              -- its first event of any type
@@ -51,6 +52,7 @@ CREATE TABLE tools (
     internal_ms DOUBLE,              -- what the tool's runner reported
     effective_ms DOUBLE,             -- internal where reported, else wall; NULL: not above 0, or unknown
     is_error BOOLEAN,
+    status VARCHAR NOT NULL,         -- finished, unfinished, aborted
     input_chars BIGINT,
     result_chars BIGINT,
     program VARCHAR                  -- first word of a shell command, where inputs were kept

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 
 from rayroll.errors import ConfigError
-from rayroll.traces import categories
+from rayroll.record import read_rollouts
+from rayroll.traces import categories, reading
+from rayroll.traces.reading import Lost
+from rayroll.traces.released import attached
+from rayroll.traces.rollouts import rows_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -40,8 +43,6 @@ class LoadReport:
     """Rows that are new in the store."""
     repeated: int = 0
     """Rows whose ``trace_key`` was there already, in the store or earlier in the same load."""
-    not_json: int = 0
-    """Lines that are no JSON, and could not be mended."""
     not_rows: int = 0
     """JSON values that are no row: without a session they belong to nothing."""
     without_times: int = 0
@@ -50,6 +51,14 @@ class LoadReport:
     """Added tool calls whose result came before them: their wall time is unknown, their times are kept."""
     unfinished: int = 0
     """Added tool calls without a result's time."""
+    lost_lines: int = 0
+    """Lines that were lost, in whole or in part."""
+    lost: tuple[Lost, ...] = ()
+    """The first hundred of them."""
+
+    def __add__(self, other: LoadReport) -> LoadReport:
+        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
+        return LoadReport(*sums)
 
 
 class Store:
@@ -85,8 +94,11 @@ class Store:
                 connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
             else:
                 _check_version(connection, path)
-            views = _sql("views.sql")
-            connection.execute(views.replace("REPLACE VIEW", "REPLACE TEMP VIEW") if read_only else views)
+            # Views are code, not data: those of this version, also over a file of an earlier one.
+            for name in _views():
+                connection.execute(_sql(name))
+            connection.create_function("category_of", categories.category, ["VARCHAR"], "VARCHAR")
+            connection.create_function("program_of", _program_of, ["VARCHAR"], "VARCHAR", null_handling="special")
         except BaseException:
             connection.close()
             raise
@@ -104,54 +116,76 @@ class Store:
         """Write what is pending and let go of the file; again does nothing."""
         self.connection.close()
 
-    def load_rows(self, rows: Iterable[Mapping[str, Any]]) -> LoadReport:
-        """Load rows of the row format as they come, such as from a collector; all of them or, on an error, none."""
+    def load(self, paths: Path | str | Iterable[Path | str]) -> LoadReport:
+        """Load files of rows (``.jsonl``, ``.gz``, ``.zst``), rayroll's ``rollouts.jsonl`` or TraceLab's DuckDB file.
+
+        Args:
+            paths: A file, a folder (all traces below it) or several.
+
+        Raises:
+            ConfigError: A file is missing, empty, of another program, or an agent's own log; nothing is loaded then.
+        """
+        kinds = [(file, reading.recognise(file)) for file in reading.files_of(paths)]
+        raw = [str(file) for file, kind in kinds if kind == "raw"]
+        if raw:
+            raise ConfigError(
+                "these are agents' own session logs", files=raw[:5], fix="rayroll traces collect reads them"
+            )
+        report = LoadReport()
+        if rows := [file for file, kind in kinds if kind == "rows"]:
+            report += self._load_files(rows)
+        for file, kind in kinds:
+            if kind == "rollouts":
+                report += self.load_rows(rows_of(read_rollouts(file)))
+            elif kind == "duckdb":
+                with attached(self.connection, file) as query:
+                    report += self._load_lines(query)
+        return report
+
+    def load_rows(self, rows: Iterable[Mapping[str, Any] | Lost]) -> LoadReport:
+        """Load rows of the row format as they come, such as from a collector; all of them or, on an error, none.
+
+        Args:
+            rows: Rows, and what could not be read, for the report.
+        """
+        lost: list[Lost] = []
+        lost_lines = 0
         with tempfile.TemporaryDirectory(prefix="rayroll-traces-") as folder:
             path = Path(folder, "rows.jsonl")
             with path.open("wb") as file:
                 for row in rows:
-                    file.write(_line(row))
-            return self._load_lines(
-                "SELECT row_number() OVER () AS place, json FROM read_json_objects(?, format='newline_delimited',"
-                " ignore_errors=true)",
-                str(path),
-            )
+                    if isinstance(row, Lost):
+                        lost_lines += 1
+                        lost += [row] if len(lost) < 100 else []
+                    else:
+                        file.write(_line(row))
+            report = self._load_lines(_query([path]))
+        return report + LoadReport(lost_lines=lost_lines, lost=tuple(lost))
 
-    def _load_lines(self, query: str, path: str) -> LoadReport:
+    def _load_files(self, paths: list[Path]) -> LoadReport:
+        import duckdb
+
+        try:
+            report = self._load_lines(_query(paths))
+            damaged = paths if report.lost_lines else []
+        except (duckdb.InvalidInputException, duckdb.IOException) as error:
+            # A cut archive, an object beyond DuckDB's limit: line by line there is a part to be had.
+            logger.info("read line by line: %s", error)
+            return self.load_rows(row for path in paths for row in reading.mended(path, only_damaged=False))
+        if not damaged:
+            return report
+        again = (row for path in damaged for row in reading.mended(path, only_damaged=True))
+        return replace(report, lost_lines=0) + self.load_rows(again)
+
+    def _load_lines(self, query: str) -> LoadReport:
         connection = self.connection
         with self._transaction():
-            connection.execute(f"CREATE TEMP VIEW lines AS {query.replace('?', _quoted(path))}")
+            connection.execute(f"CREATE TEMP VIEW lines AS {query}")
             connection.execute(_sql("rows.sql"))
-            self._insert_tools()
             report = self._report()
-            for kind, name in (
-                *(("TABLE", name) for name in ("parsed", "fresh", "fresh_events", "fresh_tools")),
-                ("VIEW", "lines"),
-            ):
-                connection.execute(f"DROP {kind} {name}")
+            connection.execute("DROP TABLE parsed; DROP TABLE fresh; DROP TABLE fresh_events; DROP TABLE fresh_tools")
+            connection.execute("DROP VIEW lines")
         return report
-
-    def _insert_tools(self) -> None:
-        connection = self.connection
-        connection.execute("CREATE TEMP TABLE kinds (name VARCHAR, category VARCHAR, program VARCHAR)")
-        names = [name for (name,) in connection.execute("SELECT DISTINCT name FROM fresh_tools").fetchall()]
-        pairs = [(name, categories.category(name)) for name in names]
-        connection.execute("DROP TABLE kinds")
-        connection.execute(
-            "CREATE TEMP TABLE kinds AS SELECT unnest($names) AS name, unnest($kinds) AS category",
-            {"names": [name for name, _ in pairs], "kinds": [kind for _, kind in pairs]},
-        )
-        connection.execute(
-            "CREATE TEMP TABLE commands AS SELECT DISTINCT input::VARCHAR AS input, NULL::VARCHAR AS program"
-            " FROM fresh_tools JOIN kinds USING (name) WHERE category = 'shell_command' AND input IS NOT NULL"
-        )
-        connection.execute("""
-            INSERT INTO tools BY NAME
-            SELECT t.* EXCLUDE (told_ms, input), category, program
-            FROM fresh_tools t LEFT JOIN kinds USING (name) LEFT JOIN commands c ON t.input::VARCHAR = c.input
-            ORDER BY step_id, tool_index
-        """)
-        connection.execute("DROP TABLE kinds; DROP TABLE commands")
 
     def _report(self) -> LoadReport:
         values = self.connection.execute("""
@@ -159,11 +193,12 @@ class Store:
                 (SELECT count(session_id) FROM parsed),
                 (SELECT count(*) FROM fresh),
                 (SELECT count(session_id) FROM parsed) - (SELECT count(*) FROM fresh),
-                (SELECT count(*) FROM parsed WHERE is_damaged),
                 (SELECT count(*) FROM parsed WHERE NOT is_damaged AND session_id IS NULL),
-                (SELECT count(*) FROM fresh ANTI JOIN (FROM fresh_events WHERE happened_at IS NOT NULL) USING (step_id)),
+                (SELECT count(*) FROM fresh
+                    ANTI JOIN (SELECT step_id FROM fresh_events WHERE happened_at IS NOT NULL) USING (step_id)),
                 (SELECT count(*) FROM fresh_tools WHERE told_ms < 0),
-                (SELECT count(*) FROM fresh_tools WHERE result_at IS NULL)
+                (SELECT count(*) FROM fresh_tools WHERE result_at IS NULL),
+                (SELECT count(*) FROM parsed WHERE is_damaged)
         """).fetchone()
         assert values is not None
         return LoadReport(*values)
@@ -193,8 +228,22 @@ def _sql(name: str) -> str:
     return files("rayroll.traces").joinpath(name).read_text(encoding="utf-8")
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _views() -> list[str]:
+    names = (entry.name for entry in files("rayroll.traces").iterdir())
+    return sorted(name for name in names if name.startswith("views") and name.endswith(".sql"))
+
+
+def _query(paths: Sequence[Path]) -> str:
+    listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+    return f"""
+        SELECT row_number() OVER () AS place, json
+        FROM read_json_objects([{listed}], format = 'newline_delimited', ignore_errors = true)
+    """
+
+
+def _program_of(tool_input: str | None) -> str | None:
+    command = categories.command_of(tool_input)
+    return None if command is None else categories.program(command)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -2,14 +2,14 @@
 -- no request and ends no human wait.
 
 -- The last user message before the first output, of the steps that have one (facts.json: request).
-CREATE OR REPLACE VIEW openings AS
+CREATE OR REPLACE TEMP VIEW openings AS
 SELECT step_id, max(happened_at) AS opened_at
 FROM steps JOIN events USING (step_id)
 WHERE type = 'user_message' AND happened_at <= first_output_at AND NOT is_subagent
 GROUP BY step_id;
 
 -- Each step's request, counted from 1 in its session; 0: before the first.
-CREATE OR REPLACE VIEW step_requests AS
+CREATE OR REPLACE TEMP VIEW step_requests AS
 SELECT step_id, session_id, opened_at,
     count(opened_at) OVER (
         PARTITION BY session_id ORDER BY round_index, step_id ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
@@ -17,11 +17,11 @@ SELECT step_id, session_id, opened_at,
 FROM steps LEFT JOIN openings USING (step_id);
 
 -- Sums of a step's tool calls.
-CREATE OR REPLACE VIEW step_tools AS
+CREATE OR REPLACE TEMP VIEW step_tools AS
 SELECT step_id, count(*) AS calls, coalesce(sum(effective_ms), 0) / 1000 AS tool_s FROM tools GROUP BY step_id;
 
 -- User turns; those without output, or whose clock does not advance, are none (facts.json: request, request_e2e).
-CREATE OR REPLACE VIEW requests AS
+CREATE OR REPLACE TEMP VIEW requests AS
 SELECT session_id, request_index, min(provider) AS provider,
     min(opened_at) AS opened_at,
     max(last_output_at) AS ended_at,
@@ -39,7 +39,7 @@ HAVING e2e_s > 0;
 
 -- The gap between a user message and the event before it in the session, whatever its type; only above 0
 -- (facts.json: human_wait). By time, so that a clock that ran backwards makes no wait.
-CREATE OR REPLACE VIEW human_waits AS
+CREATE OR REPLACE TEMP VIEW human_waits AS
 SELECT session_id, provider, step_id, happened_at AS ended_at, wait_s
 FROM (
     SELECT session_id, provider, step_id, happened_at, type, is_subagent,
@@ -52,7 +52,7 @@ FROM (
 WHERE type = 'user_message' AND NOT is_subagent AND wait_s > 0;
 
 -- A session's span and what filled it, in seconds. elapsed_s is NULL without two different times.
-CREATE OR REPLACE VIEW sessions AS
+CREATE OR REPLACE TEMP VIEW sessions AS
 WITH waited AS (
     SELECT session_id, sum(wait_s) AS human_s, sum(least(wait_s, 3600)) AS human_capped_s
     FROM human_waits GROUP BY session_id
