@@ -7,6 +7,7 @@ and for the lines that DuckDB gives up on.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -67,17 +68,10 @@ def recognise(path: Path) -> Kind:
     Raises:
         ConfigError: It is empty, or of a program that is not known here.
     """
-    try:
-        with opened(path) as file:
-            head = file.read(1 << 20)
-            if b"DUCK" in head[8:12]:
-                return "duckdb"
-            if len(head) == 1 << 20:
-                head += file.readline()  # the cut line; the first may be longer than all of that
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    values = (_value(line) for line in head.splitlines() if line.strip())
-    records = [value for value in values if isinstance(value, dict)]
+    head = _head(path)
+    if head[8:12] == b"DUCK":
+        return "duckdb"
+    records = [record for line in head.split(b"\n") if line.strip() for record in _records(line)]
     for record in records:
         keys = record.keys()
         if "session_id" in keys and keys & _ROW_FIELDS:
@@ -93,6 +87,19 @@ def recognise(path: Path) -> Kind:
         f"{path} is no trace: {seen}",
         known=["rows (TraceLab's format)", "rollouts.jsonl", "a DuckDB file of TraceLab's"],
     )
+
+
+def _head(path: Path) -> bytes:
+    """About the first megabyte, in whole lines; of a cut archive, what there is."""
+    head = b""
+    try:
+        with opened(path) as file:
+            while len(head) < 1 << 20 and (line := file.readline()):
+                head += line
+    except (OSError, EOFError, zlib.error) as error:
+        if not head:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+    return head
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -116,12 +123,14 @@ def mended(path: Path, *, only_damaged: bool) -> Iterator[dict[str, Any] | Lost]
     for number, line in lines(path):
         if not line.strip():
             continue
-        value = _value(line)
-        if value is not None:
-            if not only_damaged and isinstance(value, dict):
-                yield value
+        is_sound = _value(line) is not None
+        if is_sound and only_damaged:
             continue
-        yield from _whole_records(line, Lost(str(path), number, _reason(line)))
+        # A half record's own objects (a tool, an event) are whole too, and no rows.
+        rows = [record for record in _records(line) if is_sound or "session_id" in record]
+        yield from rows
+        if not is_sound and not (rows and _is_whole(line)):
+            yield Lost(str(path), number, _reason(line))
 
 
 @contextmanager
@@ -136,7 +145,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         except ImportError:
             raise ConfigError(f"{path} needs zstandard", fix="pip install 'rayroll[traces]'") from None
         with zstandard.open(path, "rb") as file:
-            yield cast(IO[bytes], file)
+            yield io.BufferedReader(cast(io.RawIOBase, file), 1 << 20)  # its own reader knows no lines
     else:
         with path.open("rb") as file:
             yield file
@@ -153,27 +162,28 @@ def _value(line: bytes) -> Any:
 _BEGIN = re.compile(r'\{\s*"')
 
 
-def _whole_records(line: bytes, lost: Lost) -> Iterator[dict[str, Any] | Lost]:
-    text = line.decode("utf-8", "replace").strip()
-    decoder = json.JSONDecoder(strict=False)
-    at, rows = 0, 0
+def _records(line: bytes) -> Iterator[dict[str, Any]]:
+    """The whole objects of a line, sound or not; objects inside one are not looked for, those of half a record are."""
+    value = _value(line)
+    if isinstance(value, dict):
+        yield value
+    if value is not None:
+        return
+    text = line.decode("utf-8", "replace")
+    decoder, at = json.JSONDecoder(strict=False), 0
     while match := _BEGIN.search(text, at):
         at = match.start()
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             at += 1
-            continue
-        at = end
-        # A half record's own objects (a tool, an event) are whole too, and no rows.
-        if isinstance(value, dict) and "session_id" in value:
-            rows += 1
+        else:
             yield value
-    if rows == 0 or not text.startswith("{") or not _is_whole(text):
-        yield lost
 
 
-def _is_whole(text: str) -> bool:
+def _is_whole(line: bytes) -> bool:
+    """Whether records follow one another, with nothing lost between them."""
+    text = line.decode("utf-8", "replace").strip()
     decoder, at = json.JSONDecoder(strict=False), 0
     try:
         while at < len(text):

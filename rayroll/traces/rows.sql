@@ -90,7 +90,7 @@ FROM (
     SELECT step_id, unnest(r.tools) AS t, generate_subscripts(r.tools, 1) AS index
     FROM fresh JOIN parsed USING (place)
 )
-WHERE t IS NOT NULL;
+WHERE t.tool_name IS NOT NULL OR t.tool_call_id IS NOT NULL;
 
 INSERT INTO tools BY NAME
 WITH kinds AS (SELECT name, category_of(name) AS category FROM (SELECT DISTINCT name FROM fresh_tools))

@@ -64,8 +64,9 @@ class LoadReport:
 class Store:
     """Traces in DuckDB. A context manager; ``connection`` is DuckDB's own, for queries of any kind."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, *, read_only: bool = False) -> None:
         self.connection = connection
+        self.read_only = read_only
 
     @classmethod
     def open(cls, path: Path | str = ":memory:", *, read_only: bool = False) -> Self:
@@ -102,7 +103,7 @@ class Store:
         except BaseException:
             connection.close()
             raise
-        return cls(connection)
+        return cls(connection, read_only=read_only)
 
     def __enter__(self) -> Self:
         return self
@@ -178,6 +179,8 @@ class Store:
         return replace(report, lost_lines=0) + self.load_rows(again)
 
     def _load_lines(self, query: str) -> LoadReport:
+        if self.read_only:
+            raise ConfigError("this store was opened for reading only", fix="open it with read_only=False")
         connection = self.connection
         with self._transaction():
             connection.execute(f"CREATE TEMP VIEW lines AS {query}")
