@@ -6,7 +6,7 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["CATEGORIES", "category", "command_of", "program"]
@@ -72,8 +72,11 @@ def command_of(tool_input: Any) -> str | None:
 
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
+
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_WORD = re.compile(r"""(?:[^\s;&|()<>'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+|&&|\|\||[;&|()\n]|[<>]""", re.S)
+_REDIRECTION = re.compile(r"&>>?|\d*(?:<<<|<<-?|>>|[<>])&?")
+_WORD = r"""(?:[^\s;&|()<>'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""
+_TOKEN = re.compile(rf"\\\n|{_REDIRECTION.pattern}|{_WORD}|&&|\|\||[;&|()\n]", re.S)
 _ENDS = frozenset(("&&", "||", ";", "&", "|", "\n", "(", ")"))
 # What stands before the program that does the work, and how many words of its own it takes besides options.
 _BEFORE = {"sudo": 0, "env": 0, "time": 0, "nohup": 0, "exec": 0, "command": 0, "nice": 0, "stdbuf": 0, "timeout": 1}
@@ -90,47 +93,44 @@ def program(command: str) -> str | None:
     >>> program("cd /src && FOO=1 timeout 60 .venv/bin/pytest -q")
     'pytest'
     """
-    fallback = None
+    prepares = None
     for words in _simple_commands(command):
         name = _program_of(words)
         if name is not None and name not in _NO_WORK:
             return name
-        fallback = fallback or name
-    return fallback
+        prepares = prepares or name
+    return prepares
 
 
-def _simple_commands(command: str) -> list[list[str]]:
+def _simple_commands(command: str) -> Iterator[list[str]]:
     # A long script's first lines decide; its whole text would be scanned for nothing.
     text = re.sub(r"(?m)^\s*#.*$", "", command[:4000])
-    commands: list[list[str]] = [[]]
-    for match in re.finditer(r"\\\n|[ \t\r]+|\n|" + _WORD.pattern, text, re.S):
+    words: list[str] = []
+    for match in _TOKEN.finditer(text):
         token = match[0]
-        if token == "\\\n" or token.strip(" \t\r") == "":
-            continue
         if token in _ENDS:
-            commands.append([])
-        else:
-            commands[-1].append(token)
-    return [words for words in commands if words]
+            yield words
+            words = []
+        elif token != "\\\n":
+            words.append(token)
+    yield words
 
 
 def _program_of(words: list[str]) -> str | None:
-    words = list(words)
-    while words:
-        word = words.pop(0)
+    left = iter(words)
+    wrapper, skip = "", 0  # what stands before the program, and how many of its own words are to come
+    for word in left:
         if _ASSIGNMENT.match(word) or word in _SYNTAX:
             continue
-        if word in ("<", ">"):  # a redirection before the command: its file is no program
-            del words[:1]
+        if _REDIRECTION.fullmatch(word) or word in _OPTIONS_WITH_VALUE.get(wrapper, ()):
+            next(left, None)  # its file, or its value
+        elif wrapper and word.startswith("-"):
             continue
-        name = posixpath.basename(word.strip("'\"").replace("\\", ""))
-        if name not in _BEFORE:
-            return name or None
-        left = _BEFORE[name]
-        while words and (words[0].startswith("-") or _ASSIGNMENT.match(words[0]) or left):
-            option = words.pop(0)
-            if option in _OPTIONS_WITH_VALUE.get(name, ()):
-                del words[:1]
-            elif not option.startswith("-") and not _ASSIGNMENT.match(option):
-                left -= 1
+        elif skip:
+            skip -= 1
+        else:
+            name = posixpath.basename(word.strip("'\"").replace("\\", ""))
+            if name not in _BEFORE:
+                return name or None
+            wrapper, skip = name, _BEFORE[name]
     return None

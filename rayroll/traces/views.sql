@@ -1,6 +1,12 @@
 -- What several statistics share, defined once. A subagent's prompt comes from its parent, not from a person: it opens
 -- no request and ends no human wait.
 
+-- A column's spread. Percentiles interpolate linearly between neighbours, as TraceLab's do.
+CREATE OR REPLACE TEMP MACRO distribution(x) AS {
+    'n': count(x), 'total': sum(x), 'avg': avg(x), 'p25': quantile_cont(x, 0.25), 'p50': quantile_cont(x, 0.5),
+    'p90': quantile_cont(x, 0.9), 'p99': quantile_cont(x, 0.99), 'max': max(x)
+};
+
 -- The last user message before the first output, of the steps that have one (facts.json: request).
 CREATE OR REPLACE TEMP VIEW openings AS
 SELECT step_id, max(happened_at) AS opened_at
@@ -53,16 +59,12 @@ WHERE type = 'user_message' AND NOT is_subagent AND wait_s > 0;
 
 -- A session's span and what filled it, in seconds. elapsed_s is NULL without two different times.
 CREATE OR REPLACE TEMP VIEW sessions AS
-WITH waited AS (
-    SELECT session_id, sum(wait_s) AS human_s, sum(least(wait_s, 3600)) AS human_capped_s
-    FROM human_waits GROUP BY session_id
-),
+WITH waited AS (SELECT session_id, sum(wait_s) AS human_s FROM human_waits GROUP BY session_id),
 asked AS (SELECT session_id, count(*) AS requests FROM requests GROUP BY session_id)
-SELECT session_id, min(s.provider) AS provider, min(s."user") AS "user",
+SELECT session_id, min(s.provider) AS provider,
     min(first_at) AS first_at, max(last_at) AS last_at,
     CASE WHEN max(last_at) > min(first_at) THEN (epoch_us(max(last_at)) - epoch_us(min(first_at))) / 1e6 END AS elapsed_s,
     coalesce(any_value(human_s), 0) AS human_s,
-    coalesce(any_value(human_capped_s), 0) AS human_capped_s,
     coalesce(sum(generation_s), 0) AS generation_s,
     coalesce(sum(tool_s), 0) AS tool_s,
     coalesce(any_value(requests), 0) AS requests,
