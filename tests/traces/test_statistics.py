@@ -282,7 +282,7 @@ def test_nothing_is_negative_where_a_clock_runs_backwards() -> None:
         "a", step(user(100), text(90)), step(user(50), call(60, result=40), text(70)), step(user(65), text(80))
     )
     with store(rows) as traces:
-        for name in statistics.names():
+        for name in (name for name in statistics.names() if name.startswith(("counts", "human", "timing", "tools"))):
             for row in compute(traces, name):
                 numbers = [value for value in row.values() if isinstance(value, (int, float))]
                 assert all(value >= 0 for value in numbers), (name, row)

@@ -380,7 +380,7 @@ def test_a_store_is_read_by_several_and_not_written_by_readers(tmp_path: Path) -
     with Store.open(tmp_path / "s.duckdb") as traces:
         traces.load_rows(ROWS)
     with Store.open(tmp_path / "s.duckdb", read_only=True) as one:
-        assert statistics.compute(one.connection, "counts_by_provider")[0]["steps"] == 2
+        assert statistics.compute(one.connection, "counts_scope")[0]["steps"] == 2
         with pytest.raises(ConfigError, match="opened for reading only"):
             one.load_rows(ROWS)
 
