@@ -1,5 +1,12 @@
 -- From the view `lines` (place, json: NULL where it is no JSON) to the store's tables, set by set. Nothing is fatal:
--- what a row lacks is NULL, and a value of the wrong type is as if it were lacking.
+-- what a row lacks is NULL, and a value of the wrong type, or beyond reason, is as if it were lacking.
+
+-- Sums and differences of what passes here stay far from the ends of their types.
+CREATE OR REPLACE TEMP MACRO amount(x) AS CASE WHEN x BETWEEN 0 AND 1e12 THEN x END;
+CREATE OR REPLACE TEMP MACRO moment(written) AS CASE
+    WHEN try_cast(written AS TIMESTAMPTZ) BETWEEN TIMESTAMPTZ '1970-01-01T00:00Z' AND TIMESTAMPTZ '2200-01-01T00:00Z'
+    THEN make_timestamp(epoch_us(try_cast(written AS TIMESTAMPTZ)))
+END;
 
 CREATE TEMP TABLE parsed AS
 SELECT place, json IS NULL AS is_damaged,
@@ -11,7 +18,7 @@ SELECT place, json IS NULL AS is_damaged,
     r
 FROM (
     SELECT place, json, json_transform(json, '{
-        "provider": "VARCHAR", "session_id": "VARCHAR", "round_index": "BIGINT", "round_id": "VARCHAR",
+        "provider": "VARCHAR", "session_id": "VARCHAR", "round_index": "INTEGER", "round_id": "VARCHAR",
         "turn_id": "VARCHAR", "user": "VARCHAR", "project": "VARCHAR", "model": "VARCHAR", "trace_key": "VARCHAR",
         "is_subagent": "BOOLEAN", "agent_id": "VARCHAR", "first_input_event_type": "VARCHAR",
         "input_tokens_total": "BIGINT", "prefix_tokens": "BIGINT", "newly_append_tokens": "BIGINT",
@@ -20,7 +27,8 @@ FROM (
                            "content_chars": "BIGINT", "result_chars": "BIGINT"}],
         "tools": [{"tool_name": "VARCHAR", "tool_call_id": "VARCHAR", "input": "JSON",
                    "emitted_at": "VARCHAR", "result_at": "VARCHAR", "input_chars": "BIGINT", "result_chars": "BIGINT",
-                   "tool_wall_latency_ms": "DOUBLE", "tool_internal_latency_ms": "DOUBLE", "is_error": "BOOLEAN", "status": "VARCHAR"}]
+                   "tool_wall_latency_ms": "DOUBLE", "tool_internal_latency_ms": "DOUBLE",
+                   "is_error": "BOOLEAN", "status": "VARCHAR"}]
     }') AS r
     FROM lines
 );
@@ -36,9 +44,8 @@ SELECT place,
 FROM parsed JOIN once USING (place, trace_key) ANTI JOIN steps USING (trace_key);
 
 CREATE TEMP TABLE fresh_events AS
-SELECT step_id, index - 1 AS event_index, e.event_type AS type,
-    make_timestamp(epoch_us(try_cast(e.timestamp AS TIMESTAMPTZ))) AS happened_at,
-    e.tool_call_id, coalesce(e.content_chars, e.result_chars) AS chars
+SELECT step_id, index - 1 AS event_index, e.event_type AS type, moment(e.timestamp) AS happened_at,
+    e.tool_call_id, amount(coalesce(e.content_chars, e.result_chars)) AS chars
 FROM (
     SELECT step_id, unnest(r.timing_events) AS e, generate_subscripts(r.timing_events, 1) AS index
     FROM fresh JOIN parsed USING (place)
@@ -71,21 +78,22 @@ SELECT step_id, trace_key, provider, p.session_id,
         WHEN 'user_message' THEN 'user' WHEN 'tool_result' THEN 'tool' END AS trigger,
     first_at, input_at, first_output_at, last_output_at, last_at,
     CASE WHEN last_output_at > input_at THEN (epoch_us(last_output_at) - epoch_us(input_at)) / 1e6 END AS generation_s,
-    coalesce(r.input_tokens_total, r.prefix_tokens + r.newly_append_tokens) AS input_tokens,
-    r.prefix_tokens, r.newly_append_tokens AS append_tokens, r.output_tokens, r.reasoning_output_tokens AS reasoning_tokens
+    amount(r.prefix_tokens) AS prefix_tokens, amount(r.newly_append_tokens) AS append_tokens,
+    coalesce(amount(r.input_tokens_total), amount(r.prefix_tokens) + amount(r.newly_append_tokens)) AS input_tokens,
+    amount(r.output_tokens) AS output_tokens, amount(r.reasoning_output_tokens) AS reasoning_tokens
 FROM fresh JOIN parsed p USING (place) LEFT JOIN moments USING (step_id) LEFT JOIN inputs USING (step_id)
 ORDER BY step_id;
 
 CREATE TEMP TABLE fresh_tools AS
 SELECT step_id, index - 1 AS tool_index, t.tool_call_id, coalesce(nullif(trim(t.tool_name), ''), 'unknown') AS name,
-    make_timestamp(epoch_us(try_cast(t.emitted_at AS TIMESTAMPTZ))) AS emitted_at,
-    make_timestamp(epoch_us(try_cast(t.result_at AS TIMESTAMPTZ))) AS result_at,
+    moment(t.emitted_at) AS emitted_at, moment(t.result_at) AS result_at,
     coalesce(t.tool_wall_latency_ms, (epoch_us(result_at) - epoch_us(emitted_at)) / 1e3) AS told_ms,
-    CASE WHEN told_ms >= 0 THEN told_ms END AS wall_ms,
-    CASE WHEN t.tool_internal_latency_ms >= 0 THEN t.tool_internal_latency_ms END AS internal_ms,
+    amount(told_ms) AS wall_ms, amount(t.tool_internal_latency_ms) AS internal_ms,
     nullif(greatest(coalesce(internal_ms, wall_ms), 0), 0) AS effective_ms,
-    t.is_error, coalesce(t.status, if(result_at IS NULL AND told_ms IS NULL, 'unfinished', 'finished')) AS status,
-    t.input_chars, t.result_chars, t.input
+    t.is_error,
+    CASE WHEN t.status IN ('finished', 'unfinished', 'aborted') THEN t.status
+        WHEN result_at IS NULL AND told_ms IS NULL THEN 'unfinished' ELSE 'finished' END AS status,
+    amount(t.input_chars) AS input_chars, amount(t.result_chars) AS result_chars, t.input
 FROM (
     SELECT step_id, unnest(r.tools) AS t, generate_subscripts(r.tools, 1) AS index
     FROM fresh JOIN parsed USING (place)

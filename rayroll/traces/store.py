@@ -80,9 +80,10 @@ class Store:
             ConfigError: The file is no store, is of another schema version, or is in use.
         """
         duckdb = _duckdb()
-        is_new = str(path) == ":memory:" or not Path(path).exists()
-        if is_new and read_only:
+        if read_only and not Path(path).exists():
             raise ConfigError(f"there is no trace store at {path}", fix="rayroll traces load FILE makes one")
+        if not Path(path).parent.is_dir():
+            raise ConfigError(f"there is no folder for the store {path}", fix=f"mkdir -p {Path(path).parent}")
         try:
             connection = duckdb.connect(str(path), read_only=read_only)
         except duckdb.Error as error:
@@ -90,11 +91,7 @@ class Store:
         try:
             # Times without an offset are UTC, whatever this machine's zone.
             connection.execute("SET TimeZone = 'UTC'")
-            if is_new:
-                connection.execute(_sql("schema.sql"))
-                connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
-            else:
-                _check_version(connection, path)
+            _make_or_check(connection, path)
             # Views are code, not data: those of this version, also over a file of an earlier one.
             for name in _views():
                 connection.execute(_sql(name))
@@ -262,13 +259,15 @@ def _cannot_open(path: Path | str, error: Exception) -> ConfigError:
     return ConfigError(f"{path} is no trace store: {error}", fix="name a new file, and load the traces into it")
 
 
-def _check_version(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:
-    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+def _make_or_check(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:
+    tables = sorted(name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall())
+    if not tables:
+        version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}')"
+        connection.execute(f"BEGIN; {_sql('schema.sql')}; {version}; COMMIT")
+        return
     if "meta" not in tables:
         raise ConfigError(
-            f"{path} is a DuckDB file, but no trace store",
-            tables=sorted(tables),
-            fix="rayroll traces load reads it into one",
+            f"{path} is a DuckDB file, but no trace store", tables=tables, fix="rayroll traces load reads it into one"
         )
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     version = int(found[0]) if found and str(found[0]).isdigit() else 0

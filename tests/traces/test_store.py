@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -114,6 +116,46 @@ def test_what_is_wrong_with_a_row_is_counted_and_the_row_is_kept() -> None:
         report = traces.load_rows([*rows, {"no": "session"}])
         assert query(traces, "SELECT count(*) AS n FROM steps") == [{"n": 4}]
     assert report == LoadReport(rows=4, added=4, not_rows=1, without_times=2, clock_backwards=1, unfinished=1)
+
+
+ODD = (
+    *(
+        2**63 - 1,
+        -(2**63),
+        2**70,
+        1e308,
+        -1e308,
+        1e-320,
+        -7,
+        0.5,
+        True,
+        None,
+        [],
+        {},
+        [None],
+        [7],
+        [[]],
+        [{}],
+        {"a": 1},
+    ),
+    *("", "x", "NaN", "infinity", "-infinity", "290000-01-01", "0001-01-01T00:00:00Z", "2026-13-40", "\x00", "é" * 50),
+)
+"""What no program would write, and some program has written."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_value_in_any_field_is_fatal(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = []
+    for index in range(200):
+        row = {**copy.deepcopy(ROWS[0]), "trace_key": str(index)}
+        for part in (row, row["tools"][0], row["timing_events"][0], row["timing_events"][1]):
+            part.update({field: chance.choice(ODD) for field in part if chance.random() < 0.2})
+        rows.append({**row, "session_id": f"s{index % 5}", "trace_key": str(index)})
+    with Store.open() as traces:
+        assert traces.load_rows(rows).added == 200
+        for name in statistics.names():
+            statistics.compute(traces.connection, name)
 
 
 def test_raw_times_of_a_call_whose_clock_ran_backwards_are_kept() -> None:
@@ -399,7 +441,10 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
         Store.open(tmp_path / "notes.txt")
     with pytest.raises(ConfigError, match="there is no trace store"):
         Store.open(tmp_path / "gone.duckdb", read_only=True)
-    duckdb.connect(str(tmp_path / "other.duckdb")).close()
+    with pytest.raises(ConfigError, match="there is no folder"):
+        Store.open(tmp_path / "gone" / "s.duckdb")
+    with duckdb.connect(str(tmp_path / "other.duckdb")) as connection:
+        connection.execute("CREATE TABLE birds (name VARCHAR)")
     with pytest.raises(ConfigError, match="no trace store"):
         Store.open(tmp_path / "other.duckdb")
 
