@@ -28,7 +28,7 @@ Tables = Mapping[str, frozenset[str]]
 
 @contextmanager
 def attached(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterator[str]:
-    """The query for a file's rows, as ``place`` and ``json``; the file is open, for reading only, as long as that.
+    """The query for a file's rows: ``place``, ``json`` and ``damaged`` (NULL); the file is open meanwhile.
 
     Raises:
         ConfigError: None of its tables has the fields of a row, or it cannot be opened.
@@ -58,7 +58,7 @@ def _query(tables: Tables, path: Path) -> str:
     steps = [name for name, columns in tables.items() if columns >= _STEP]
     whole = [name for name in steps if tables[name] >= {"timing_events", "tools"}]
     if whole:
-        return f"SELECT row_number() OVER () AS place, to_json(t) AS json FROM other.{whole[0]} t"
+        return f"SELECT row_number() OVER () AS place, to_json(t) AS json, NULL AS damaged FROM other.{whole[0]} t"
     for step in steps:
         for key in sorted(tables[step]):
             events = _child(tables, step, key, _EVENT)
@@ -90,7 +90,8 @@ def _joined(tables: Tables, step: str, key: str, events: str, tools: str) -> str
     return f"""
         SELECT row_number() OVER (ORDER BY s."{key}") AS place,
             json_merge_patch(to_json(s), json_object('timing_events', e.items, 'tools', coalesce(t.items, [])))::JSON
-                AS json
+                AS json,
+            NULL AS damaged
         FROM other.{step} s
         LEFT JOIN ({children(events, "event_index")}) e USING ("{key}")
         LEFT JOIN ({children(tools, "tool_index")}) t USING ("{key}")

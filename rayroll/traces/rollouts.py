@@ -16,19 +16,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from rayroll.record import from_line
+from rayroll.traces.reading import Lost, lines
 from rayroll.types import Rollout, Step
 
-__all__ = ["rows_of"]
+__all__ = ["rollouts_in", "rows_of"]
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def rows_of(rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
-    """One row for each step of each rollout."""
+def rollouts_in(path: Path) -> Iterator[Rollout | Lost]:
+    """Every rollout of a file, packed or not, and the lines that are none."""
+    for number, line in lines(path):
+        try:
+            yield from_line(line)
+        except ValueError as error:
+            yield Lost(str(path), number, str(error) if line.endswith(b"\n") else "torn by a crash")
+
+
+def rows_of(rollouts: Iterable[Rollout | Lost]) -> Iterator[dict[str, Any] | Lost]:
+    """One row for each step of each rollout; what was lost is passed on."""
     seen: Counter[str] = Counter()
     for rollout in rollouts:
+        if isinstance(rollout, Lost):
+            yield rollout
+            continue
         seen[rollout.id] += 1
         made = seen[rollout.id]
         yield from _rows(rollout, f"rayroll:{rollout.id}" + (f":{made}" if made > 1 else ""))

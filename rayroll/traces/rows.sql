@@ -1,4 +1,4 @@
--- From the view `lines` (place, json: NULL where it is no JSON) to the store's tables, set by set. Nothing is fatal:
+-- From the view `lines` (place, json, damaged: its file where it is no JSON) to the store's tables, set by set. Nothing is fatal:
 -- what a row lacks is NULL, and a value of the wrong type, or beyond reason, is as if it were lacking.
 
 -- Sums and differences of what passes here stay far from the ends of their types.
@@ -9,7 +9,7 @@ CREATE OR REPLACE TEMP MACRO moment(written) AS CASE
 END;
 
 CREATE TEMP TABLE parsed AS
-SELECT place, json IS NULL AS is_damaged,
+SELECT place, damaged,
     coalesce(r.provider, nullif(split_part(r.session_id, ':', 1), r.session_id), 'unknown') AS provider,
     -- Rows that came without their key get TraceLab's: provider, session, round.
     coalesce(r.trace_key, concat_ws(':', provider, r.session_id, coalesce(r.round_id, r.round_index::VARCHAR, md5(json))))
@@ -17,7 +17,7 @@ SELECT place, json IS NULL AS is_damaged,
     nullif(r.session_id, '') AS session_id,
     r
 FROM (
-    SELECT place, json, json_transform(json, '{
+    SELECT place, json, damaged, json_transform(json, '{
         "provider": "VARCHAR", "session_id": "VARCHAR", "round_index": "INTEGER", "round_id": "VARCHAR",
         "turn_id": "VARCHAR", "user": "VARCHAR", "project": "VARCHAR", "model": "VARCHAR", "trace_key": "VARCHAR",
         "is_subagent": "BOOLEAN", "agent_id": "VARCHAR", "first_input_event_type": "VARCHAR",

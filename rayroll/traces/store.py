@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 
 from rayroll.errors import ConfigError
-from rayroll.record import read_rollouts
 from rayroll.traces import categories, reading
 from rayroll.traces.reading import Lost
 from rayroll.traces.released import attached
-from rayroll.traces.rollouts import rows_of
+from rayroll.traces.rollouts import rollouts_in, rows_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -134,10 +133,10 @@ class Store:
             report += self._load_files(rows)
         for file, kind in kinds:
             if kind == "rollouts":
-                report += self.load_rows(rows_of(read_rollouts(file)))
+                report += self.load_rows(rows_of(rollouts_in(file)))
             elif kind == "duckdb":
                 with attached(self.connection, file) as query:
-                    report += self._load_lines(query)
+                    report += self._load_lines(query)[0]
         return report
 
     def load_rows(self, rows: Iterable[Mapping[str, Any] | Lost]) -> LoadReport:
@@ -157,25 +156,24 @@ class Store:
                         lost += [row] if len(lost) < 100 else []
                     else:
                         file.write(_line(row))
-            report = self._load_lines(_query([path]))
+            report, _ = self._load_lines(_query([path]))
         return report + LoadReport(lost_lines=lost_lines, lost=tuple(lost))
 
     def _load_files(self, paths: list[Path]) -> LoadReport:
         import duckdb
 
         try:
-            report = self._load_lines(_query(paths))
-            damaged = paths if report.lost_lines else []
+            report, damaged = self._load_lines(_query(paths))
         except (duckdb.InvalidInputException, duckdb.IOException) as error:
             # A cut archive, an object beyond DuckDB's limit: line by line there is a part to be had.
             logger.info("read line by line: %s", error)
             return self.load_rows(row for path in paths for row in reading.mended(path, only_damaged=False))
         if not damaged:
             return report
-        again = (row for path in damaged for row in reading.mended(path, only_damaged=True))
-        return replace(report, lost_lines=0) + self.load_rows(again)
+        return report + self.load_rows(row for path in damaged for row in reading.mended(path, only_damaged=True))
 
-    def _load_lines(self, query: str) -> LoadReport:
+    def _load_lines(self, query: str) -> tuple[LoadReport, list[Path]]:
+        """Load a query's ``place``, ``json`` and ``damaged`` (the file of a line that is no JSON); also those files."""
         if self.read_only:
             raise ConfigError("this store was opened for reading only", fix="open it with read_only=False")
         connection = self.connection
@@ -183,9 +181,12 @@ class Store:
             connection.execute(f"CREATE TEMP VIEW lines AS {query}")
             connection.execute(_sql("rows.sql"))
             report = self._report()
+            damaged = connection.execute(
+                "SELECT DISTINCT damaged FROM parsed WHERE damaged IS NOT NULL ORDER BY 1"
+            ).fetchall()
             connection.execute("DROP TABLE parsed; DROP TABLE fresh; DROP TABLE fresh_events; DROP TABLE fresh_tools")
             connection.execute("DROP VIEW lines")
-        return report
+        return report, [Path(name) for (name,) in damaged]
 
     def _report(self) -> LoadReport:
         values = self.connection.execute("""
@@ -193,12 +194,11 @@ class Store:
                 (SELECT count(session_id) FROM parsed),
                 (SELECT count(*) FROM fresh),
                 (SELECT count(session_id) FROM parsed) - (SELECT count(*) FROM fresh),
-                (SELECT count(*) FROM parsed WHERE NOT is_damaged AND session_id IS NULL),
+                (SELECT count(*) FROM parsed WHERE damaged IS NULL AND session_id IS NULL),
                 (SELECT count(*) FROM fresh
                     ANTI JOIN (SELECT step_id FROM fresh_events WHERE happened_at IS NOT NULL) USING (step_id)),
                 (SELECT count(*) FROM fresh_tools WHERE told_ms < 0),
-                (SELECT count(*) FROM fresh_tools WHERE result_at IS NULL),
-                (SELECT count(*) FROM parsed WHERE is_damaged)
+                (SELECT count(*) FROM fresh_tools WHERE result_at IS NULL)
         """).fetchone()
         assert values is not None
         return LoadReport(*values)
@@ -236,8 +236,8 @@ def _views() -> list[str]:
 def _query(paths: Sequence[Path]) -> str:
     listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
     return f"""
-        SELECT row_number() OVER () AS place, json
-        FROM read_json_objects([{listed}], format = 'newline_delimited', ignore_errors = true)
+        SELECT row_number() OVER () AS place, json, if(json IS NULL, filename, NULL) AS damaged
+        FROM read_json_objects([{listed}], format = 'newline_delimited', ignore_errors = true, filename = true)
     """
 
 
@@ -262,8 +262,9 @@ def _cannot_open(path: Path | str, error: Exception) -> ConfigError:
 def _make_or_check(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:
     tables = sorted(name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall())
     if not tables:
-        version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}')"
-        connection.execute(f"BEGIN; {_sql('schema.sql')}; {version}; COMMIT")
+        connection.execute(f"BEGIN; {_sql('schema.sql')}")
+        connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+        connection.execute("COMMIT")
         return
     if "meta" not in tables:
         raise ConfigError(

@@ -403,6 +403,15 @@ def test_a_rollout_is_a_session_whose_commands_are_calls_of_run_time_inside_a_ro
         ]
 
 
+def test_a_rollout_torn_by_a_crash_costs_itself(tmp_path: Path) -> None:
+    whole = to_line(rollout("docker"))
+    (tmp_path / "rollouts.jsonl.gz").write_bytes(gzip.compress(whole + whole[:200]))
+    with Store.open() as traces:
+        report = traces.load(tmp_path / "rollouts.jsonl.gz")
+    assert report.added > 0
+    assert [(lost.line, lost.reason) for lost in report.lost] == [(2, "torn by a crash")]
+
+
 def test_recorded_rollouts_keep_every_command(tmp_path: Path) -> None:
     made = [rollout("docker", sample=n) for n in range(3)]
     (tmp_path / "rollouts.jsonl").write_bytes(b"".join(map(to_line, made)))
