@@ -96,7 +96,6 @@ class Store:
                 connection.execute(_sql(name))
             connection.create_function("category_of", categories.category, ["VARCHAR"], "VARCHAR")
             connection.create_function("program_of", _program_of, ["VARCHAR"], "VARCHAR", null_handling="special")
-            connection.execute(_sql("views_tokens.sql"))
         except BaseException:
             connection.close()
             raise
