@@ -1,0 +1,254 @@
+"""Who is prefilled first: a queue before one model server, and how long each step waits for its first token.
+
+One server prefills one batch at a time and never stops in the middle of one; all steps of a batch have their first
+token when it ends. Arrivals are given (an open loop): a step that waits longer does not make its session's next one
+later. An order decides what goes next and how much goes together; every order serves the same steps.
+
+>>> queue = arrivals(store.connection, session_every_s=2.0)
+>>> [serve(queue, order) for order in (FIRST_COME, SHORTEST_APPEND, append_batches(16_384))]
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayroll.errors import ConfigError
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = [
+    "FIRST_COME",
+    "SHORTEST_APPEND",
+    "Arrival",
+    "CostModel",
+    "Order",
+    "Served",
+    "append_batches",
+    "arrivals",
+    "first_tokens",
+    "serve",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A step that asks for its first token."""
+
+    step_id: int
+    at_s: float
+    prefix_tokens: int
+    """Already in the KV cache: read, not prefilled."""
+    append_tokens: int
+    """To be prefilled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """How long a batch takes: what any batch costs, then each token, then each token's look at those before it.
+
+    As given: a dense model of 70e9 parameters (80 layers of width 8192, 16 bits) on eight H100 at half their peak, 4e15
+    FLOP/s, reading its weights at 27e12 bytes/s. They are estimates from these figures, not measurements: put your own
+    server's in.
+    """
+
+    batch_s: float = 0.005
+    """Any batch: the weights are read once, 140e9 bytes / 27e12 bytes/s."""
+    token_s: float = 35e-6
+    """Each appended token: 2 FLOP for each parameter, 140e9 / 4e15 FLOP/s."""
+    pair_s: float = 0.65e-9
+    """Each pair of an appended token and one before it: 4 FLOP for each layer and its width, 2.6e6 / 4e15 FLOP/s."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_s", "token_s", "pair_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}: {getattr(self, name)} is no time", fix="seconds, 0 or more")
+
+    def step_s(self, arrival: Arrival) -> float:
+        """A step's own part of its batch: its tokens, each with the prefix and, on average, half of what it appends."""
+        append = arrival.append_tokens
+        return append * self.token_s + append * (arrival.prefix_tokens + append / 2) * self.pair_s
+
+    def seconds(self, batch: Iterable[Arrival]) -> float:
+        """The whole batch."""
+        return self.batch_s + math.fsum(self.step_s(arrival) for arrival in batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What waits goes by ``key``, the smallest first, ties as they came."""
+
+    name: str
+    key: Callable[[Arrival], float]
+    budget_tokens: int | None = None
+    """As many as fit into this many appended tokens go together, at least one; None: each step goes alone."""
+    patience_s: float = math.inf
+    """Who has waited longer goes first whatever its key, so that the long are late and not lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How an order did."""
+
+    order: str
+    steps: int
+    batches: int
+    tokens: int
+    """Appended tokens of all steps."""
+    ttft_p50_s: float | None
+    """Time to the first token, from arrival; None: there was no step."""
+    ttft_p95_s: float | None
+    ttft_p99_s: float | None
+    tokens_per_s: float | None
+    """Throughput: tokens by the time from the first arrival to the last first token."""
+    busy_share: float | None
+    """Of that time, how much the server worked."""
+
+
+FIRST_COME = Order("first come", key=lambda arrival: arrival.at_s)
+SHORTEST_APPEND = Order("shortest append", key=lambda arrival: arrival.append_tokens)
+
+
+def append_batches(budget_tokens: int, *, patience_s: float = 10.0) -> Order:
+    """Short appends go together, the shortest first, as long as they fit into a budget of tokens.
+
+    Raises:
+        ConfigError: The budget is below one token.
+    """
+    if budget_tokens < 1:
+        raise ConfigError("a batch needs a budget of one token at least", budget_tokens=budget_tokens)
+    name = f"append batches of {budget_tokens}"
+    return Order(name, key=lambda arrival: arrival.append_tokens, budget_tokens=budget_tokens, patience_s=patience_s)
+
+
+def serve(queue: Iterable[Arrival], order: Order, cost: CostModel | None = None) -> Served:
+    """What the steps of a queue wait for under an order."""
+    cost = CostModel() if cost is None else cost
+    coming = sorted(queue, key=lambda arrival: (arrival.at_s, arrival.step_id))
+    if not coming:
+        return Served(order.name, 0, 0, 0, None, None, None, None, None)
+    waits_s: list[float] = []
+    batches, busy_s, end_s = 0, 0.0, 0.0
+    for end_s, took_s, batch in _batches(coming, order, cost):
+        batches += 1
+        busy_s += took_s
+        waits_s += (end_s - arrival.at_s for arrival in batch)
+    waits_s.sort()
+    tokens = sum(arrival.append_tokens for arrival in coming)
+    span_s = end_s - coming[0].at_s
+    return Served(
+        order=order.name,
+        steps=len(waits_s),
+        batches=batches,
+        tokens=tokens,
+        ttft_p50_s=_percentile(waits_s, 0.5),
+        ttft_p95_s=_percentile(waits_s, 0.95),
+        ttft_p99_s=_percentile(waits_s, 0.99),
+        tokens_per_s=tokens / span_s if span_s > 0 else None,
+        busy_share=busy_s / span_s if span_s > 0 else None,
+    )
+
+
+def first_tokens(queue: Iterable[Arrival], order: Order, cost: CostModel | None = None) -> list[tuple[int, float]]:
+    """When each step has its first token, as (step_id, seconds), in the order in which they are served."""
+    coming = sorted(queue, key=lambda arrival: (arrival.at_s, arrival.step_id))
+    made = _batches(coming, order, CostModel() if cost is None else cost)
+    return [(arrival.step_id, end_s) for end_s, _, batch in made for arrival in batch]
+
+
+def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | None = None) -> list[Arrival]:
+    """The steps of an open store as they came, seconds from the first.
+
+    Args:
+        connection: Of the store.
+        session_every_s: Start a session every so many seconds, in the order in which they started, each at its own pace
+            after that: the load on the server, where the recorded one is spread over months. None: as recorded.
+
+    Raises:
+        ConfigError: Sessions cannot start so often.
+    """
+    if session_every_s is not None and not 0 <= session_every_s < math.inf:
+        raise ConfigError(f"a session every {session_every_s} s is no pace", fix="seconds, 0 or more")
+    rows: list[tuple[Any, ...]] = connection.execute("""
+        SELECT
+            step_id,
+            (at_us - min(at_us) OVER ()) / 1e6,
+            (at_us - started_us) / 1e6,
+            dense_rank() OVER (ORDER BY started_us, session_id) - 1,
+            prefix_tokens,
+            append_tokens
+        FROM (
+            SELECT *, min(at_us) OVER (PARTITION BY session_id) AS started_us
+            FROM (SELECT *, epoch_us(coalesce(input_at, first_at)) AS at_us FROM steps)
+            WHERE at_us IS NOT NULL AND prefix_tokens >= 0 AND append_tokens > 0
+        )
+        ORDER BY at_us, step_id
+    """).fetchall()
+    return [
+        Arrival(step_id, recorded_s if session_every_s is None else place * session_every_s + own_s, prefix, append)
+        for step_id, recorded_s, own_s, place, prefix, append in rows
+    ]
+
+
+def _batches(coming: Sequence[Arrival], order: Order, cost: CostModel) -> Iterable[tuple[float, float, list[Arrival]]]:
+    """Each batch with when it ends and how long it took; ``coming`` is sorted by arrival."""
+    waiting: list[tuple[float, int]] = []  # key and place in coming
+    eldest: deque[int] = deque()
+    served = bytearray(len(coming))
+    now_s, place = 0.0, 0
+    while place < len(coming) or waiting:
+        if not waiting:
+            now_s = max(now_s, coming[place].at_s)
+        while place < len(coming) and coming[place].at_s <= now_s:
+            heapq.heappush(waiting, (order.key(coming[place]), place))
+            eldest.append(place)
+            place += 1
+        batch = _next(coming, waiting, eldest, served, order, now_s)
+        if not batch:
+            continue
+        took_s = cost.seconds(batch)
+        now_s += took_s
+        yield now_s, took_s, batch
+
+
+def _next(
+    coming: Sequence[Arrival],
+    waiting: list[tuple[float, int]],
+    eldest: deque[int],
+    served: bytearray,
+    order: Order,
+    now_s: float,
+) -> list[Arrival]:
+    """Take the next batch out of what waits; empty if all that was in the heap had already been served."""
+    batch: list[Arrival] = []
+    room = 0 if order.budget_tokens is None else order.budget_tokens
+
+    def take(place: int) -> bool:
+        nonlocal room
+        if batch and coming[place].append_tokens > room:
+            return False
+        room -= coming[place].append_tokens
+        served[place] = 1
+        batch.append(coming[place])
+        return True
+
+    while eldest and (served[eldest[0]] or now_s - coming[eldest[0]].at_s > order.patience_s):
+        if not served[eldest[0]] and not take(eldest[0]):
+            return batch
+        eldest.popleft()
+    while waiting and (served[waiting[0][1]] or take(waiting[0][1])):
+        heapq.heappop(waiting)
+    return batch
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Between neighbours as SQL's quantile_cont."""
+    place = (len(ordered) - 1) * share
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
