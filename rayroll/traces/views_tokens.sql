@@ -42,18 +42,27 @@ opening AS (
     FROM events
     GROUP BY step_id
 ),
+places AS (
+    SELECT step_id, session_id, row_number() OVER (ORDER BY session_id, round_index, step_id) AS place FROM steps
+),
+calls AS (
+    SELECT session_id, place, tool_call_id, max(epoch_us(result_at) - epoch_us(emitted_at)) AS wait_us
+    FROM tools JOIN places USING (step_id)
+    WHERE tool_call_id IS NOT NULL
+    GROUP BY session_id, place, tool_call_id
+),
 waits AS (
-    SELECT result.step_id, max(epoch_us(calls.result_at) - epoch_us(calls.emitted_at)) AS wait_us
-    FROM events AS result
-    JOIN opening USING (step_id)
-    JOIN steps AS here USING (step_id)
-    JOIN (SELECT tools.*, session_id, round_index FROM tools JOIN steps USING (step_id)) AS calls
-        ON calls.tool_call_id = result.tool_call_id
-        AND calls.session_id = here.session_id
-        AND (calls.round_index, calls.step_id) < (here.round_index, here.step_id)
-    WHERE result.type = 'tool_result'
-        AND (first_other IS NULL OR event_index < first_other)
-        AND calls.result_at >= calls.emitted_at
+    -- The newest call of that id before the step: an agent may number its calls anew in every step.
+    SELECT result.step_id, max(wait_us) FILTER (WHERE wait_us >= 0) AS wait_us
+    FROM (
+        SELECT step_id, session_id, place, tool_call_id
+        FROM events JOIN opening USING (step_id) JOIN places USING (step_id)
+        WHERE type = 'tool_result' AND (first_other IS NULL OR event_index < first_other)
+    ) AS result
+    ASOF JOIN calls
+        ON calls.session_id = result.session_id
+        AND calls.tool_call_id = result.tool_call_id
+        AND calls.place < result.place
     GROUP BY result.step_id
 )
 SELECT

@@ -170,6 +170,16 @@ def test_a_tools_gap_is_the_longest_of_the_results_that_open_the_step() -> None:
     assert row(waited, "prefix_idle_gap", trigger="tool")["p50_s"] == 7
 
 
+def test_an_id_that_is_used_again_is_the_newest_call_s() -> None:
+    reused = session(
+        "a",
+        step(user(0), call(1, id="x", result=91), append=5),
+        step(result(91, id="x"), call(92, id="x", result=94), append=9),
+        step(result(94, id="x"), call(95, id="x", result=99), append=12),
+    )
+    assert row(reused, "prefix_idle_gap", trigger="tool")["avg_s"] == (90 + 2) / 2
+
+
 def test_a_gap_that_cannot_be_known_is_none() -> None:
     first = step(user(0), call(2, id="x", result=1), append=5)
     seconds = (
