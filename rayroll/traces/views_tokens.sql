@@ -7,8 +7,10 @@ SELECT
     *,
     -- What survived into this step and was not there before; a drop, such as a compaction, is 0. NULL: the session's
     -- first step, or one of the two contexts is unknown.
-    CASE WHEN total_tokens >= 0 AND previous_total_tokens >= 0 THEN greatest(total_tokens - previous_total_tokens, 0) END
-        AS growth_tokens,
+    CASE
+        WHEN total_tokens >= 0 AND previous_total_tokens >= 0
+        THEN greatest(total_tokens - previous_total_tokens, 0)
+    END AS growth_tokens,
     -- New to any cache: growth that is not the previous step's own output, and was prefilled here.
     CASE
         WHEN growth_tokens >= 0 AND append_tokens >= 0

@@ -135,6 +135,52 @@ def test_decode_speed_is_output_by_generation_span() -> None:
     assert (found["steps"], found["p50_tokens_per_s"], found["avg_tokens_per_s"]) == (4, 37.5, 40)
 
 
+def test_decode_after_reasoning_leaves_the_first_token_out() -> None:
+    # 30 tokens in 1 s after reasoning, 10 in 1 s without an event of it: 20 a second over both. The first one's
+    # reasoning ends 6 s after the tool's result, of which 80 tokens take 4 s.
+    thinking = session(
+        "a",
+        step(user(0), result(1), reasoning(7), text(8), output=110, reasoning=80),
+        step(user(10), text(12), text(13), output=15, reasoning=5),
+        step(user(20), text(21), output=99),
+    )
+    assert row(thinking, "decode_after_reasoning") == {
+        "steps": 2,
+        "p50_tokens_per_s": 20,
+        "ttft_steps": 1,
+        "ttft_residual_p50_s": 2,
+    }
+
+
+def test_decode_speed_is_binned_by_what_the_step_read() -> None:
+    sizes = (1023, 1024, 2047)
+    made = session("a", *(step(user(0), text(n + 1), prefix=size, output=60) for n, size in enumerate(sizes)))
+    found = [r for r in rows(made, "decode_by_context") if r["provider"] == "all"]
+    assert [(r["from_tokens"], r["steps"], r["p50_tokens_per_s"]) for r in found] == [(512, 1, 60), (1024, 2, 25)]
+
+
+def test_output_comes_back_as_append_or_as_prefix() -> None:
+    def pair(model: str, prefix: int, append: int, *, output: int = 3000, at_s: float = 9) -> list[dict[str, Any]]:
+        first = step(user(0), text(5), append=1000, output=output, model=model)
+        return session(model, first, step(user(at_s), text(at_s + 1), prefix=prefix, append=append))
+
+    made = [
+        pair("resends", 1000, 3100),
+        pair("keeps", 4000, 100),
+        pair("keeps nearly", 3488, 100),  # 512 less than all of it
+        pair("neither", 1000, 2487),  # cannot hold it
+        pair("little", 1000, 3100, output=1999),
+        pair("late", 1000, 3100, at_s=245.001),
+    ]
+    found = {r["model"]: r for r in rows([*chain(*made)], "append_side_of_output")}
+    assert {name: (r["prefix_side_share"], r["append_side_share"]) for name, r in found.items()} == {
+        "resends": (0, 1),
+        "keeps": (1, 0),
+        "keeps nearly": (1, 0),
+        "neither": (0, 0),
+    }
+
+
 def test_the_hit_rate_weighs_tokens_not_steps(traces: Store) -> None:
     assert row(traces, "prefix_hit_rate", trigger="all")["hit_rate"] == 2700 / 6000
     assert row(traces, "prefix_hit_rate", trigger="user")["hit_rate"] == 0
