@@ -45,7 +45,8 @@ opening AS (
     GROUP BY step_id
 ),
 places AS (
-    SELECT step_id, session_id, row_number() OVER (ORDER BY session_id, round_index, step_id) AS place FROM steps
+    -- In the order of round_index and step_id, as one number, for ASOF compares one.
+    SELECT step_id, session_id, CAST(round_index AS BIGINT) * 4294967296 + step_id AS place FROM steps
 ),
 calls AS (
     SELECT session_id, place, tool_call_id, max(epoch_us(result_at) - epoch_us(emitted_at)) AS wait_us

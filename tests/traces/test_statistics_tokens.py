@@ -128,6 +128,11 @@ def test_append_is_described_by_bins_of_prefix_and_an_empty_bin_has_no_steps() -
     assert sum(r["steps"] for r in bins if r["provider"] == "all") == 4
 
 
+def test_few_steps_bring_most_of_the_appended_tokens(traces: Store) -> None:
+    found = row(traces, "append_mass", parameters={"min_tokens": [1000]})  # 100 500 1000 1700
+    assert found == {"min_tokens": 1000, "steps": 2, "steps_share": 0.5, "tokens_share": 2700 / 3300}
+
+
 def test_decode_speed_is_output_by_generation_span() -> None:
     # 100 in 2 s, 50 in 2 s, 300 in 4 s, 20 in 2 s; a step without output or without a span has none
     silent = session("b", step(user(0), text(1)), step(user(2), text(2), output=9))

@@ -1,10 +1,11 @@
 -- The time that an ideal cache (eviction_sweep) would have to hold idle sessions to hit as often as the real one did on
 -- the same steps: the shortest gap that, taken as the ttl, reaches the observed hit rate. NULL: no ttl reaches it.
 -- Source: TraceLab, eviction_tradeoff (its effective eviction time, there read off a grid).
-WITH scoped AS (
-    SELECT provider, gap_us, cacheable_tokens, prefix_tokens FROM idle_gaps
+WITH gaps AS MATERIALIZED (SELECT provider, gap_us, cacheable_tokens, prefix_tokens FROM idle_gaps),
+scoped AS (
+    SELECT * FROM gaps
     UNION ALL
-    SELECT 'all', gap_us, cacheable_tokens, prefix_tokens FROM idle_gaps
+    SELECT * REPLACE ('all' AS provider) FROM gaps
 ),
 reached AS (
     SELECT
