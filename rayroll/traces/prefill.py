@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +195,7 @@ def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | 
     ]
 
 
-def _batches(coming: Sequence[Arrival], order: Order, cost: CostModel) -> Iterable[tuple[float, float, list[Arrival]]]:
+def _batches(coming: Sequence[Arrival], order: Order, cost: CostModel) -> Iterator[tuple[float, float, list[Arrival]]]:
     """Each batch with when it ends and how long it took; ``coming`` is sorted by arrival."""
     waiting: list[tuple[float, int]] = []  # key and place in coming
     eldest: deque[int] = deque()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -465,6 +466,14 @@ def test_without_a_table_nothing_has_a_price(traces: Store) -> None:
         "output_usd": 0,
         "total_usd": 0,
     }
+
+
+def test_a_store_that_may_only_be_read_has_them_too(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "traces.duckdb") as written:
+        written.load_rows(ROWS)
+    with Store.open(tmp_path / "traces.duckdb", read_only=True) as read:
+        assert row(read, "cost_totals", parameters={"prices": PRICES})["total_usd"] == pytest.approx(0.0827)
+        assert row(read, "eviction_sweep", ttl_s=60.0)["steps"] == 3
 
 
 NAMES = tuple(

@@ -1,9 +1,9 @@
 -- The share of the time that a KV cache is kept for in which it works: generation by generation, tool calls and human
 -- waits. A call or a wait above the limit is dropped whole, not capped, for the cache is given up in it
 -- (eviction_sweep's R caps instead). Calls by their effective time, each for itself even where several ran at once.
--- $limit_s = [60,600,3600]: seconds, one row for each
+-- $limits_s = [60,600,3600]: seconds, one row for each
 -- Source: TraceLab, kv_cache_active_ratio.
-WITH limits AS (SELECT DISTINCT unnest(CAST($limit_s AS DOUBLE[])) AS limit_s),
+WITH limits AS (SELECT DISTINCT unnest(CAST($limits_s AS DOUBLE[])) AS limit_s),
 waits AS (
     SELECT provider, effective_ms / 1e3 AS wait_s, 'tool' AS kind
     FROM tools JOIN steps USING (step_id)
