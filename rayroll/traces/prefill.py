@@ -197,53 +197,70 @@ def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | 
 
 def _batches(coming: Sequence[Arrival], order: Order, cost: CostModel) -> Iterator[tuple[float, float, list[Arrival]]]:
     """Each batch with when it ends and how long it took; ``coming`` is sorted by arrival."""
-    waiting: list[tuple[float, int]] = []  # key and place in coming
-    eldest: deque[int] = deque()
-    served = bytearray(len(coming))
-    now_s, place = 0.0, 0
-    while place < len(coming) or waiting:
-        if not waiting:
-            now_s = max(now_s, coming[place].at_s)
-        while place < len(coming) and coming[place].at_s <= now_s:
-            heapq.heappush(waiting, (order.key(coming[place]), place))
-            eldest.append(place)
-            place += 1
-        batch = _next(coming, waiting, eldest, served, order, now_s)
-        if not batch:
-            continue
+    queue = _Queue(order)
+    now_s, came = -math.inf, 0
+    while came < len(coming) or queue.length:
+        if not queue.length:
+            now_s = max(now_s, coming[came].at_s)
+        while came < len(coming) and coming[came].at_s <= now_s:
+            queue.add(coming[came])
+            came += 1
+        batch = queue.take(now_s)
         took_s = cost.seconds(batch)
         now_s += took_s
         yield now_s, took_s, batch
 
 
-def _next(
-    coming: Sequence[Arrival],
-    waiting: list[tuple[float, int]],
-    eldest: deque[int],
-    served: bytearray,
-    order: Order,
-    now_s: float,
-) -> list[Arrival]:
-    """Take the next batch out of what waits; empty if all that was in the heap had already been served."""
-    batch: list[Arrival] = []
-    room = 0 if order.budget_tokens is None else order.budget_tokens
+@dataclass(slots=True)
+class _Waiting:
+    arrival: Arrival
+    is_taken: bool = False
 
-    def take(place: int) -> bool:
-        nonlocal room
-        if batch and coming[place].append_tokens > room:
-            return False
-        room -= coming[place].append_tokens
-        served[place] = 1
-        batch.append(coming[place])
-        return True
 
-    while eldest and (served[eldest[0]] or now_s - coming[eldest[0]].at_s > order.patience_s):
-        if not served[eldest[0]] and not take(eldest[0]):
-            return batch
-        eldest.popleft()
-    while waiting and (served[waiting[0][1]] or take(waiting[0][1])):
-        heapq.heappop(waiting)
-    return batch
+class _Queue:
+    """What waits, by key and by age; who is taken by one of the two is skipped by the other."""
+
+    def __init__(self, order: Order) -> None:
+        self.length = 0
+        self._order = order
+        self._added = 0
+        self._by_key: list[tuple[float, int, _Waiting]] = []
+        self._by_age: deque[_Waiting] = deque()
+
+    def add(self, arrival: Arrival) -> None:
+        waiting = _Waiting(arrival)
+        heapq.heappush(self._by_key, (self._order.key(arrival), self._added, waiting))
+        self._by_age.append(waiting)
+        self._added += 1
+        self.length += 1
+
+    def take(self, now_s: float) -> list[Arrival]:
+        """The next batch: at least one, and as many more as fit, until the first that does not."""
+        batch: list[Arrival] = []
+        room = -1 if self._order.budget_tokens is None else self._order.budget_tokens
+        for waiting in self._in_turn(now_s):
+            if batch and waiting.arrival.append_tokens > room:
+                break
+            waiting.is_taken = True
+            batch.append(waiting.arrival)
+            room -= waiting.arrival.append_tokens
+        self.length -= len(batch)
+        return batch
+
+    def _in_turn(self, now_s: float) -> Iterator[_Waiting]:
+        """Those whose patience is over, the eldest first, then all by key; what was yielded must be taken to go on."""
+        while self._by_age:
+            eldest = self._by_age[0]
+            if not eldest.is_taken:
+                if now_s - eldest.arrival.at_s <= self._order.patience_s:
+                    break
+                yield eldest
+            self._by_age.popleft()
+        while self._by_key:
+            first = self._by_key[0][2]
+            if not first.is_taken:
+                yield first
+            heapq.heappop(self._by_key)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

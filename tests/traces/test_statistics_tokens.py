@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -466,6 +467,27 @@ def test_without_a_table_nothing_has_a_price(traces: Store) -> None:
         "output_usd": 0,
         "total_usd": 0,
     }
+
+
+def test_the_published_totals_give_the_published_rates() -> None:
+    facts = json.loads((Path(__file__).parent / "data" / "facts.json").read_text())
+    cache, macro = facts["prefix_cache"], facts["prefix_cache"]["amplification_macro"]
+    sessions = []
+    for provider in ("claude", "codex"):
+        told = facts["scope"]["tokens"][provider]
+        tokens = {"prefix": told["prefix"], "append": told["append"], "output": told["output"]}
+        whole = step(user(0), text(1), **tokens, reasoning=told.get("reasoning_output"))
+        sessions += session("all", whole, provider=provider)
+    with store(sessions) as published:
+        for provider, digits in (("all", 5), ("claude", 6), ("codex", 6)):
+            found = row(published, "prefix_hit_rate", provider=provider, trigger="all")
+            assert round(found["hit_rate"], digits) == cache["hit_rate"][provider]
+        assert round(row(published, "tokens_total")["input_to_output"]) == facts["scope"]["input_to_output_ratio"]
+        shared = row(published, "tokens_total", provider="codex")["reasoning_share"]
+        assert round(shared, 6) == facts["scope"]["tokens"]["codex"]["reasoning_share_of_output"]
+    first = macro["append"] - macro["context_growth"]
+    grown = session("a", step(user(0), append=first), step(user(1), prefix=first, append=macro["context_growth"]))
+    assert round(row(grown, "prefix_amplification_macro")["amplification"], 3) == macro["value"]
 
 
 def test_a_store_that_may_only_be_read_has_them_too(tmp_path: Path) -> None:
