@@ -1,0 +1,407 @@
+"""Codex: ``~/.codex/sessions/**/rollout-*.jsonl`` and ``archived_sessions``.
+
+A response has no id: its items stand one after another, and a ``token_count`` ends the step. A fork or a subagent's log
+begins with its parent's history, stamped anew; the running total of tokens is copied as it was, and so it names a step
+within a family of sessions. Such rows are given to the parent, and counted once over all files, later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from rayroll.traces.formats import LogFormat, LogReader, Source, names
+from rayroll.traces.formats._codex_output import exit_was_error, reported_ms
+from rayroll.traces.rows import Event, Row, Tool
+from rayroll.traces.steps import (
+    Answer,
+    Steps,
+    add_event,
+    answer,
+    chars,
+    count,
+    flag,
+    storable,
+    time_ms,
+)
+
+__all__ = ["Format", "Reader"]
+
+_TOP_TYPES = names("session_meta turn_context response_item event_msg compacted world_state")
+_ITEMS = names("""
+    message reasoning function_call function_call_output custom_tool_call custom_tool_call_output local_shell_call
+    web_search_call tool_search_call tool_search_output image_generation_call ghost_snapshot compaction
+    compaction_summary context_compaction other
+""")
+_EVENTS = names("""
+    user_message agent_message agent_reasoning agent_reasoning_raw_content agent_reasoning_section_break token_count
+    task_started task_complete turn_started turn_complete turn_aborted turn_diff context_compacted compacted error
+    stream_error warning background_event exec_command_begin exec_command_end exec_command_output_delta
+    patch_apply_begin patch_apply_updated patch_apply_end mcp_tool_call_begin mcp_tool_call_end web_search_begin
+    web_search_end view_image_tool_call image_generation_begin image_generation_end entered_review_mode
+    exited_review_mode plan_update item_started item_completed thread_name_updated thread_rolled_back
+    thread_settings_applied undo_started undo_completed session_configured dynamic_tool_call_request
+    dynamic_tool_call_response guardian_assessment collab_agent_spawn_begin collab_agent_spawn_end
+    collab_agent_interaction_begin collab_agent_interaction_end collab_waiting_begin collab_waiting_end
+    collab_close_begin collab_close_end collab_resume_begin collab_resume_end sub_agent_activity
+""")
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
+_ENDS = frozenset({"exec_command_end", "patch_apply_end"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-", re.IGNORECASE)
+_USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
+
+
+class Format(LogFormat):
+    """Codex's logs."""
+
+    kind = "codex"
+    folders = ((".codex", "sessions"), (".codex", "archived_sessions"))
+    home_variable = "CODEX_HOME"
+    has_projects = False
+
+    def recognises(self, record: dict[str, Any]) -> bool:
+        return record.get("type") in _TOP_TYPES and isinstance(record.get("payload"), dict)
+
+
+class Reader(LogReader):
+    """One log of Codex."""
+
+    def __init__(self, source: Source, steps: Steps, state: dict[str, Any] | None = None) -> None:
+        super().__init__(source, steps, state)
+        self._stem = source.session_key.rsplit("/", 1)[-1]
+        # Everything here is JSON; the step that is not yet ended by a token_count is in it as well.
+        self._: dict[str, Any] = state or {
+            "own": None, "parent": None, "subagent": False, "history_of": None, "lineage": [], "start_ms": None,
+            "replaying": True, "turn": None, "model": None, "cwd": None, "total": None,
+            "turn_rounds": {}, "rounds": {}, "early": {}, "open": {}, "shown": [],
+            "pending": [], "events": [], "tools": [], "flags": [],
+        }  # fmt: skip
+        self._events: list[Event] = self._["events"]
+        self._tools: list[Tool] = self._["tools"]
+
+    def state(self) -> dict[str, Any]:
+        return self._
+
+    def lineage(self) -> Iterable[tuple[str, str]]:
+        return [(child, parent) for child, parent in self._["lineage"]]
+
+    def finish(self) -> None:
+        self.tally.orphan_results = len(self._["early"])
+        if self._events:
+            self._end_step(None, None, {}, None)
+
+    def feed(self, record: dict[str, Any]) -> None:
+        payload = record.get("payload")
+        top, at = record.get("type"), record.get("timestamp")
+        if not isinstance(payload, dict):
+            payload = {}
+        kind = payload.get("type")
+        if top == "session_meta":
+            self._meta(payload, at)
+        elif top == "turn_context":
+            self._turn(payload)
+        elif top == "response_item":
+            self._item(kind, payload, at)
+        elif top == "event_msg":
+            self._event(kind, payload, at)
+        elif top not in _TOP_TYPES:
+            self.tally.unknown_types[str(top)] += 1
+
+    def _meta(self, payload: dict[str, Any], at: Any) -> None:
+        session, parent = payload.get("id"), _parent(payload)
+        self._turn({"cwd": payload.get("cwd")})
+        if not isinstance(session, str) or not session:
+            return
+        if parent is not None and parent != session and [session, parent] not in self._["lineage"]:
+            self._["lineage"].append([session, parent])
+        if self._["own"] is None:
+            self._["own"], self._["parent"] = session, parent
+            self._["history_of"] = parent
+            self._["subagent"] = _is_subagent(payload)
+            self._["start_ms"] = time_ms(at) or time_ms(payload.get("timestamp"))
+        elif session != self._["own"]:
+            # The history that follows carries its own session's heading.
+            self._["history_of"] = session
+            if self._["parent"] is None:
+                self._["parent"] = session
+                self._["lineage"].append([self._["own"], session])
+
+    def _turn(self, payload: dict[str, Any]) -> None:
+        for name, key in (("turn", "turn_id"), ("model", "model"), ("cwd", "cwd")):
+            if isinstance(payload.get(key), str) and payload[key]:
+                self._[name] = payload[key]
+
+    def _item(self, kind: Any, payload: dict[str, Any], at: Any) -> None:
+        if kind == "reasoning":
+            add_event(self._events, "reasoning", at, "response_item.reasoning")
+        elif kind == "message" and payload.get("role") == "assistant":
+            text = chars(payload.get("content"))
+            add_event(self._events, "text", at, "response_item.message", content_chars=text)
+        elif kind in _CALLS:
+            self._call(kind, payload, at)
+        elif kind in _OUTPUTS:
+            output = payload.get("output")
+            result = Answer(_text(at), chars(output), exit_was_error(output), reported_ms(output))
+            self._result(f"response_item.{kind}", payload.get("call_id"), result)
+        elif kind not in _ITEMS:
+            self.tally.unknown_types[f"response_item.{kind}"] += 1
+
+    def _event(self, kind: Any, payload: dict[str, Any], at: Any) -> None:
+        if kind == "token_count":
+            self._token_count(payload.get("info"), at)
+        elif kind == "user_message":
+            message = chars(payload.get("message"))
+            add_event(self._["pending"], "user_message", at, "event_msg.user_message", content_chars=message)
+        elif kind in ("task_started", "turn_started"):
+            self._turn({"turn_id": payload.get("turn_id")})
+        elif kind == "turn_aborted":
+            self._aborted(payload.get("turn_id"))
+        elif kind in _ENDS:
+            self._end_of_tool(kind, payload, at)
+        elif kind not in _EVENTS:
+            self.tally.unknown_types[f"event_msg.{kind}"] += 1
+
+    def _call(self, kind: str, payload: dict[str, Any], at: Any) -> None:
+        call_id = payload.get("call_id") or payload.get("id")
+        if not isinstance(call_id, str) or not call_id:
+            call_id = f"made-up-{self._['turn'] or self._stem}:{at}:{len(self._tools)}"
+        if self._find(call_id) is not None:
+            return
+        name = payload.get("name") or ("local_shell" if kind == "local_shell_call" else None)
+        given = payload.get(_CALLS[kind])
+        tool: Tool = {
+            "tool_index": len(self._tools),
+            "tool_name": name if isinstance(name, str) else None,
+            "tool_call_id": call_id,
+            "emitted_at": _text(at),
+            "result_at": None,
+            "input": storable(given),
+            "input_chars": chars(given),
+            "result_chars": None,
+            "tool_wall_latency_ms": None,
+            "tool_internal_latency_ms": None,
+            "is_error": None,
+            "status": "unfinished",
+        }
+        self._tools.append(tool)
+        self._["open"][call_id] = self._["turn"]
+        add_event(
+            self._events,
+            "tool_call",
+            at,
+            f"response_item.{kind}",
+            tool_call_id=call_id,
+            tool_name=tool["tool_name"],
+            tool_index=tool["tool_index"],
+        )
+        if early := self._["early"].pop(call_id, None):
+            self._answer(None, tool, Answer(**early["result"]), early["source"])
+
+    def _end_of_tool(self, kind: str, payload: dict[str, Any], at: Any) -> None:
+        """What the tool's runner told the screen; mostly just before the result that the model gets."""
+        if kind == "exec_command_end":
+            output, code = payload.get("aggregated_output"), payload.get("exit_code")
+            failed = code != 0 if isinstance(code, int) else None
+        else:
+            output = "".join(part for part in (payload.get("stdout"), payload.get("stderr")) if isinstance(part, str))
+            failed = not payload["success"] if isinstance(payload.get("success"), bool) else None
+        result = Answer(_text(at), chars(output), failed, reported_ms(payload.get("duration")) or reported_ms(output))
+        self._result(f"event_msg.{kind}", payload.get("call_id"), result)
+
+    def _result(self, source: str, call_id: Any, result: Answer) -> None:
+        if not isinstance(call_id, str) or not call_id:
+            self.tally.orphan_results += 1
+            return
+        found = self._find(call_id)
+        if found is None:
+            if source.startswith("event_msg."):
+                return  # the user's own command in the terminal: no call of the model
+            if call_id in self._["early"]:
+                self.tally.duplicate_results += 1
+                return
+            self._["early"][call_id] = {"source": source, "result": _as_json(result)}
+            self._tell(source, call_id, result)
+            return
+        row, tool = found
+        if tool["result_chars"] is None:
+            self._answer(row, tool, result, source)
+            self._tell(source, call_id, result)
+            return
+        # One end is told twice, to the screen and to the model; only the same telling again is a repeat.
+        if result.is_error is not None:
+            tool["is_error"] = result.is_error
+        if tool["tool_internal_latency_ms"] is None:
+            tool["tool_internal_latency_ms"] = result.internal_ms
+        if call_id in self._["shown"]:
+            if source.startswith("response_item."):
+                self._["shown"].remove(call_id)
+        elif source.startswith("response_item."):
+            self.tally.duplicate_results += 1
+            if row is not None:
+                flag(row, "duplicate_result")
+            elif "duplicate_result" not in self._["flags"]:
+                self._["flags"].append("duplicate_result")
+
+    def _answer(self, row: Row | None, tool: Tool, result: Answer, source: str) -> None:
+        for name in answer(row, tool, result):
+            if row is None and name not in self._["flags"]:
+                self._["flags"].append(name)
+        self._["open"].pop(tool["tool_call_id"], None)
+        if source.startswith("event_msg."):
+            self._["shown"].append(tool["tool_call_id"])
+
+    def _tell(self, source: str, call_id: str, result: Answer) -> None:
+        add_event(
+            self._["pending"],
+            "tool_result",
+            result.at,
+            source,
+            tool_call_id=call_id,
+            result_chars=result.result_chars,
+            is_error=result.is_error,
+        )
+
+    def _find(self, call_id: str) -> tuple[Row | None, Tool] | None:
+        for tool in self._tools:
+            if tool["tool_call_id"] == call_id:
+                return None, tool
+        return self.steps.call(call_id)
+
+    def _aborted(self, turn: Any) -> None:
+        """The turn was ended from outside: what it still waited for will not come. No id: the turn that runs."""
+        turn = turn if isinstance(turn, str) and turn else self._["turn"]
+        for call_id, of_turn in list(self._["open"].items()):
+            if of_turn not in (turn, None):
+                continue
+            found = self._find(call_id)
+            if found is not None and found[1]["status"] == "unfinished":
+                found[1]["status"] = "aborted"
+            del self._["open"][call_id]
+        if self._events:
+            self._end_step(None, None, {}, None)
+
+    def _token_count(self, info: Any, at: Any) -> None:
+        if not isinstance(info, dict):
+            return  # only rate limits
+        total, last = info.get("total_token_usage"), info.get("last_token_usage")
+        if not isinstance(total, dict):
+            total = None
+        if not isinstance(last, dict):
+            if total is None:
+                return
+            before = self._["total"] or {}
+            last = {name: max(0, count(total, name) - count(before, name)) for name in _USAGE}
+        self._end_step(total, at, last, total or {"at": _text(at)})
+
+    def _end_step(self, total: Any, at: Any, last: dict[str, Any], name: Any) -> None:
+        """Make a row of what stands since the last one. Without ``name``, nobody reported its tokens."""
+        session = self._session_of_step(at)
+        turn = self._["turn"] or self._stem
+        number = self._["turn_rounds"].get(turn, 0)
+        if name is None:
+            key = f"{session}|{turn}:{number}|no usage"
+        else:
+            numbers = [[count(usage, one) for one in _USAGE] for usage in (total or {}, last)]
+            key = f"{session}|{orjson.dumps(numbers).decode()}"
+            if total is None:
+                key += str(_text(at))
+            else:
+                self._["total"] = total
+        if key in self.steps:
+            self.tally.repeated_steps += 1
+            return
+        self._["turn_rounds"][turn] = number + 1
+        index = self._["rounds"].get(session, 0)
+        self._["rounds"][session] = index + 1
+        events = [*self._["pending"], *self._events]
+        if name is not None:
+            add_event(events, "usage_report", at, "event_msg.token_count")
+        inputs, cached = count(last, "input_tokens"), count(last, "cached_input_tokens")
+        known = name is not None
+        replayed = session != (self._["own"] or self._stem)
+        row: Row = {
+            "provider": "codex",
+            "session_id": f"codex:{session}",
+            "session_file": str(self.source.path),
+            "round_index": index,
+            "round_id": f"{turn}:{number}",
+            "turn_id": self._["turn"],
+            "cwd": self._["cwd"],
+            "model": self._["model"],
+            "input_tokens_total": inputs if known else None,
+            "prefix_tokens": min(cached, inputs) if known else None,
+            "newly_append_tokens": max(0, inputs - cached) if known else None,
+            "claude_uncached_input_tokens": None,
+            "claude_cache_creation_input_tokens": None,
+            "claude_cache_read_input_tokens": None,
+            "output_tokens": count(last, "output_tokens") if known else None,
+            "reasoning_output_tokens": count(last, "reasoning_output_tokens") if known else None,
+            "timing_events": events,
+            "tools": list(self._tools),
+            "current_input_event_count": 0,
+            "current_user_message_count": 0,
+            "current_tool_result_count": 0,
+            "current_user_message_chars": 0,
+            "current_tool_result_chars": 0,
+            "current_input_chars": 0,
+            "first_input_event_type": None,
+            "home": self.source.home,
+            "user": self.source.user,
+            "store": self.source.store,
+            "trace_key": "",
+            "is_subagent": self._["subagent"] and not replayed,
+            "parent_session_id": None if replayed or self._["parent"] is None else f"codex:{self._['parent']}",
+            "flags": sorted([*self._["flags"], *([] if known else ["no_usage"])]),
+        }
+        self.steps.add(key, row, copied=replayed)
+        for name_ in ("pending", "events", "tools", "flags"):
+            self._[name_].clear()
+
+    def _session_of_step(self, at: Any) -> str:
+        """Whose step it is: the log's own, or, at the head of a fork's log, of the session it was forked from."""
+        own, history_of = self._["own"], self._["history_of"]
+        if own is None or history_of is None or not self._["replaying"]:
+            return own or self._stem
+        if self._replayed(own, at):
+            return str(history_of)
+        self._["replaying"] = False
+        return str(own)
+
+    def _replayed(self, own: str, at: Any) -> bool:
+        turn, start_ms, at_ms = self._["turn"], self._["start_ms"], time_ms(at)
+        if isinstance(turn, str) and _UUID7.match(turn) and _UUID7.match(own):
+            return turn.lower() < own.lower()  # version 7 begins with the time
+        # History is copied within the second in which the fork is made, or keeps its older times; no call of a
+        # model is made and answered in that second.
+        return start_ms is not None and at_ms is not None and at_ms // 1000 <= start_ms // 1000
+
+
+def _parent(payload: dict[str, Any]) -> str | None:
+    source = payload.get("source")
+    spawn: Any = source.get("subagent") if isinstance(source, dict) else None
+    spawn = spawn.get("thread_spawn") if isinstance(spawn, dict) else None
+    spawned_by = spawn.get("parent_thread_id") if isinstance(spawn, dict) else None
+    for value in (payload.get("forked_from_id"), spawned_by, payload.get("parent_thread_id")):
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def _is_subagent(payload: dict[str, Any]) -> bool:
+    source = payload.get("source")
+    return (isinstance(source, dict) and "subagent" in source) or payload.get("thread_source") == "subagent"
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _as_json(result: Answer) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in Answer.__slots__}
+
+
+Format.reader = Reader
