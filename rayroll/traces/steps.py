@@ -9,7 +9,7 @@ lets a log that has grown be read on from where it ended.
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -71,7 +71,7 @@ def storable(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     try:
-        dumps(value)
+        dumps([[[value]]])  # it will stand that deep in its row
     except TypeError:
         return TOO_DEEP
     return value
@@ -140,16 +140,27 @@ def flag(row: Row, name: str) -> None:
 class Tally:
     """What a log held beside its rows."""
 
-    unknown_types: Counter[str] = field(default_factory=Counter)
+    unknown_types: dict[str, int] = field(default_factory=dict)
     """Records of types that are not known, passed over."""
-    orphan_results: int = 0
-    """Results of calls that the log does not have."""
+    nameless_results: int = 0
+    """Results that do not say whose they are."""
+    waiting_results: int = 0
+    """Results of calls that the log does not have, by now."""
     duplicate_results: int = 0
     """Second and later results of one call."""
     repeated_steps: int = 0
     """Reports of tokens that repeat an earlier one of the same log."""
     synthetic: int = 0
     """Messages that the agent itself put in a model's mouth, such as an API error: no model call."""
+
+    def unknown(self, name: object) -> None:
+        """Count a record, or a part of one, that is passed over."""
+        self.unknown_types[str(name)] = self.unknown_types.get(str(name), 0) + 1
+
+    @property
+    def orphan_results(self) -> int:
+        """Results that belong to no call."""
+        return self.nameless_results + self.waiting_results
 
 
 class Shelf(Protocol):

@@ -88,19 +88,19 @@ class Reader(LogReader):
         }
 
     def finish(self) -> None:
-        self.tally.orphan_results = len(self._early)
+        self.tally.waiting_results = len(self._early)
 
     def feed(self, record: dict[str, Any]) -> None:
         kind, message = record.get("type"), record.get("message")
         if not isinstance(message, dict):
             if kind not in _KNOWN_TYPES:
-                self.tally.unknown_types[str(kind)] += 1
+                self.tally.unknown(kind)
         elif kind == "assistant":
             self._assistant(record, message)
         elif kind == "user" or message.get("role") == "user":
             self._user(record, message)
         elif kind not in _KNOWN_TYPES:
-            self.tally.unknown_types[str(kind)] += 1
+            self.tally.unknown(kind)
 
     def _assistant(self, record: dict[str, Any], message: dict[str, Any]) -> None:
         if message.get("id") == _SYNTHETIC or message.get("model") == _SYNTHETIC:
@@ -141,7 +141,7 @@ class Reader(LogReader):
                 continue
             else:
                 if kind not in _KNOWN_BLOCKS:
-                    self.tally.unknown_types[f"assistant.{kind}"] += 1
+                    self.tally.unknown(f"assistant.{kind}")
                 continue
             # The same line may stand in a log twice.
             if events[-1] in events[:seen]:
@@ -198,7 +198,7 @@ class Reader(LogReader):
     def _result(self, record: dict[str, Any], block: dict[str, Any], pending: list[Event]) -> None:
         call_id, at = block.get("tool_use_id"), record.get("timestamp")
         if not isinstance(call_id, str):
-            self.tally.orphan_results += 1
+            self.tally.nameless_results += 1
             return
         result = Answer(
             at if isinstance(at, str) else None,

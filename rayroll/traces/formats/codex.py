@@ -7,14 +7,15 @@ within a family of sessions. Such rows are given to the parent, and counted once
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
-from rayroll.traces.formats import LogFormat, LogReader, Source, names
+from rayroll.traces.formats import LogFormat, LogReader, Source
+from rayroll.traces.formats._codex_family import is_history, is_subagent, parent_of
 from rayroll.traces.formats._codex_output import exit_was_error, reported_ms
+from rayroll.traces.formats._codex_types import EVENTS, ITEMS, TOP_TYPES
 from rayroll.traces.rows import Event, Row, Tool
 from rayroll.traces.steps import (
     Answer,
@@ -30,28 +31,9 @@ from rayroll.traces.steps import (
 
 __all__ = ["Format", "Reader"]
 
-_TOP_TYPES = names("session_meta turn_context response_item event_msg compacted world_state")
-_ITEMS = names("""
-    message reasoning function_call function_call_output custom_tool_call custom_tool_call_output local_shell_call
-    web_search_call tool_search_call tool_search_output image_generation_call ghost_snapshot compaction
-    compaction_summary context_compaction other
-""")
-_EVENTS = names("""
-    user_message agent_message agent_reasoning agent_reasoning_raw_content agent_reasoning_section_break token_count
-    task_started task_complete turn_started turn_complete turn_aborted turn_diff context_compacted compacted error
-    stream_error warning background_event exec_command_begin exec_command_end exec_command_output_delta
-    patch_apply_begin patch_apply_updated patch_apply_end mcp_tool_call_begin mcp_tool_call_end web_search_begin
-    web_search_end view_image_tool_call image_generation_begin image_generation_end entered_review_mode
-    exited_review_mode plan_update item_started item_completed thread_name_updated thread_rolled_back
-    thread_settings_applied undo_started undo_completed session_configured dynamic_tool_call_request
-    dynamic_tool_call_response guardian_assessment collab_agent_spawn_begin collab_agent_spawn_end
-    collab_agent_interaction_begin collab_agent_interaction_end collab_waiting_begin collab_waiting_end
-    collab_close_begin collab_close_end collab_resume_begin collab_resume_end sub_agent_activity
-""")
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
 _ENDS = frozenset({"exec_command_end", "patch_apply_end"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
-_UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-", re.IGNORECASE)
 _USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 
 
@@ -64,7 +46,7 @@ class Format(LogFormat):
     has_projects = False
 
     def recognises(self, record: dict[str, Any]) -> bool:
-        return record.get("type") in _TOP_TYPES and isinstance(record.get("payload"), dict)
+        return record.get("type") in TOP_TYPES and isinstance(record.get("payload"), dict)
 
 
 class Reader(LogReader):
@@ -90,7 +72,7 @@ class Reader(LogReader):
         return [(child, parent) for child, parent in self._["lineage"]]
 
     def finish(self) -> None:
-        self.tally.orphan_results = len(self._["early"])
+        self.tally.waiting_results = len(self._["early"])
         if self._events:
             self._end_step(None, None, {}, None)
 
@@ -108,11 +90,11 @@ class Reader(LogReader):
             self._item(kind, payload, at)
         elif top == "event_msg":
             self._event(kind, payload, at)
-        elif top not in _TOP_TYPES:
-            self.tally.unknown_types[str(top)] += 1
+        elif top not in TOP_TYPES:
+            self.tally.unknown(top)
 
     def _meta(self, payload: dict[str, Any], at: Any) -> None:
-        session, parent = payload.get("id"), _parent(payload)
+        session, parent = payload.get("id"), parent_of(payload)
         self._turn({"cwd": payload.get("cwd")})
         if not isinstance(session, str) or not session:
             return
@@ -121,7 +103,7 @@ class Reader(LogReader):
         if self._["own"] is None:
             self._["own"], self._["parent"] = session, parent
             self._["history_of"] = parent
-            self._["subagent"] = _is_subagent(payload)
+            self._["subagent"] = is_subagent(payload)
             self._["start_ms"] = time_ms(at) or time_ms(payload.get("timestamp"))
         elif session != self._["own"]:
             # The history that follows carries its own session's heading.
@@ -147,8 +129,8 @@ class Reader(LogReader):
             output = payload.get("output")
             result = Answer(_text(at), chars(output), exit_was_error(output), reported_ms(output))
             self._result(f"response_item.{kind}", payload.get("call_id"), result)
-        elif kind not in _ITEMS:
-            self.tally.unknown_types[f"response_item.{kind}"] += 1
+        elif kind not in ITEMS:
+            self.tally.unknown(f"response_item.{kind}")
 
     def _event(self, kind: Any, payload: dict[str, Any], at: Any) -> None:
         if kind == "token_count":
@@ -162,8 +144,8 @@ class Reader(LogReader):
             self._aborted(payload.get("turn_id"))
         elif kind in _ENDS:
             self._end_of_tool(kind, payload, at)
-        elif kind not in _EVENTS:
-            self.tally.unknown_types[f"event_msg.{kind}"] += 1
+        elif kind not in EVENTS:
+            self.tally.unknown(f"event_msg.{kind}")
 
     def _call(self, kind: str, payload: dict[str, Any], at: Any) -> None:
         call_id = payload.get("call_id") or payload.get("id")
@@ -214,7 +196,7 @@ class Reader(LogReader):
 
     def _result(self, source: str, call_id: Any, result: Answer) -> None:
         if not isinstance(call_id, str) or not call_id:
-            self.tally.orphan_results += 1
+            self.tally.nameless_results += 1
             return
         found = self._find(call_id)
         if found is None:
@@ -303,7 +285,8 @@ class Reader(LogReader):
         turn = self._["turn"] or self._stem
         number = self._["turn_rounds"].get(turn, 0)
         if name is None:
-            key = f"{session}|{turn}:{number}|no usage"
+            first_call = self._tools[0]["tool_call_id"] if self._tools else f"{turn}:{number}"
+            key = f"{session}|no usage, {first_call}"
         else:
             numbers = [[count(usage, one) for one in _USAGE] for usage in (total or {}, last)]
             key = f"{session}|{orjson.dumps(numbers).decode()}"
@@ -366,34 +349,10 @@ class Reader(LogReader):
         own, history_of = self._["own"], self._["history_of"]
         if own is None or history_of is None or not self._["replaying"]:
             return own or self._stem
-        if self._replayed(own, at):
+        if is_history(own, self._["start_ms"], self._["turn"], at):
             return str(history_of)
         self._["replaying"] = False
         return str(own)
-
-    def _replayed(self, own: str, at: Any) -> bool:
-        turn, start_ms, at_ms = self._["turn"], self._["start_ms"], time_ms(at)
-        if isinstance(turn, str) and _UUID7.match(turn) and _UUID7.match(own):
-            return turn.lower() < own.lower()  # version 7 begins with the time
-        # History is copied within the second in which the fork is made, or keeps its older times; no call of a
-        # model is made and answered in that second.
-        return start_ms is not None and at_ms is not None and at_ms // 1000 <= start_ms // 1000
-
-
-def _parent(payload: dict[str, Any]) -> str | None:
-    source = payload.get("source")
-    spawn: Any = source.get("subagent") if isinstance(source, dict) else None
-    spawn = spawn.get("thread_spawn") if isinstance(spawn, dict) else None
-    spawned_by = spawn.get("parent_thread_id") if isinstance(spawn, dict) else None
-    for value in (payload.get("forked_from_id"), spawned_by, payload.get("parent_thread_id")):
-        if isinstance(value, str) and value:
-            return value
-    return None
-
-
-def _is_subagent(payload: dict[str, Any]) -> bool:
-    source = payload.get("source")
-    return (isinstance(source, dict) and "subagent" in source) or payload.get("thread_source") == "subagent"
 
 
 def _text(value: Any) -> str | None:
