@@ -28,7 +28,7 @@ __all__ = [
     "count",
     "duration_ms",
     "flag",
-    "storable",
+    "new_tool",
     "time_ms",
 ]
 
@@ -100,6 +100,24 @@ def add_event(events: list[Event], kind: str, at: object, source: str, **more: A
     return event  # type: ignore[no-any-return]
 
 
+def new_tool(index: int, name: object, call_id: str, at: object, given: Any) -> Tool:
+    """A call that was just emitted."""
+    return {
+        "tool_index": index,
+        "tool_name": name if isinstance(name, str) else None,
+        "tool_call_id": call_id,
+        "emitted_at": at if isinstance(at, str) else None,
+        "result_at": None,
+        "input": storable(given),
+        "input_chars": chars(given),
+        "result_chars": None,
+        "tool_wall_latency_ms": None,
+        "tool_internal_latency_ms": None,
+        "is_error": None,
+        "status": "unfinished",
+    }
+
+
 @dataclass(slots=True)
 class Answer:
     """A tool's result, before it is known whose it is."""
@@ -110,8 +128,8 @@ class Answer:
     internal_ms: int | None
 
 
-def answer(row: Row | None, tool: Tool, result: Answer) -> list[str]:
-    """Give a call its first result. Returns the flags that its row has now earned."""
+def answer(tool: Tool, result: Answer) -> bool:
+    """Give a call its first result. Returns True when the result came before the call, by the clock."""
     tool["result_at"] = result.at
     tool["result_chars"] = result.result_chars
     tool["tool_internal_latency_ms"] = result.internal_ms
@@ -119,19 +137,14 @@ def answer(row: Row | None, tool: Tool, result: Answer) -> list[str]:
     if tool["status"] == "unfinished":
         tool["status"] = "finished"
     emitted_ms, result_ms = time_ms(tool["emitted_at"]), time_ms(result.at)
-    flags = []
-    if emitted_ms is not None and result_ms is not None:
-        if result_ms >= emitted_ms:
-            tool["tool_wall_latency_ms"] = result_ms - emitted_ms
-        else:
-            flags.append("clock_backwards")
-    if row is not None:
-        for name in flags:
-            flag(row, name)
-    return flags
+    if emitted_ms is None or result_ms is None:
+        return False
+    tool["tool_wall_latency_ms"] = result_ms - emitted_ms if result_ms >= emitted_ms else None
+    return result_ms < emitted_ms
 
 
 def flag(row: Row, name: str) -> None:
+    """Add to a row's flags."""
     if name not in row["flags"]:
         row["flags"] = sorted([*row["flags"], name])
 

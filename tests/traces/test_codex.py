@@ -133,3 +133,10 @@ def test_unknown_types_are_passed_over_and_counted(tmp_path: Path):
     rows, tally, losses = rows_of("codex", write(tmp_path / "P.jsonl", lines))
     assert (len(rows), losses) == (1, [])
     assert dict(tally.unknown_types) == {"weather-report": 1, "event_msg.thunder": 1}
+
+
+def test_a_step_of_the_parents_that_was_aborted_does_not_end_its_history(tmp_path: Path):
+    aborted = [call(50, "c1"), codex(50, "event_msg", type="turn_aborted")]
+    lines = [meta(50, "C", forked_from_id="P"), *aborted, tokens(50, 100), tokens(60, 210)]
+    rows, _, _ = rows_of("codex", write(tmp_path / "C.jsonl", lines))
+    assert [row["session_id"] for row in rows] == ["codex:P", "codex:P", "codex:C"]

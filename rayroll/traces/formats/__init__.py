@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from rayroll.errors import unknown_name
 from rayroll.traces.steps import Steps, Tally
 
-__all__ = ["LogFormat", "LogReader", "Source", "formats", "load_format", "names"]
+__all__ = ["LogFormat", "LogReader", "Source", "closing", "formats", "load_format", "names"]
 
 
 def names(words: str) -> frozenset[str]:
@@ -39,6 +39,43 @@ class Source:
     """First folder below the logs' own."""
     session_key: str
     """The path below the project, without its endings; for most logs, the name of the file."""
+
+
+class _Closing(TypedDict):
+    current_input_event_count: int
+    current_user_message_count: int
+    current_tool_result_count: int
+    current_user_message_chars: int
+    current_tool_result_chars: int
+    current_input_chars: int
+    first_input_event_type: str | None
+    home: str
+    user: str
+    store: str
+    trace_key: str
+    is_subagent: bool
+    parent_session_id: str | None
+    flags: list[str]
+
+
+def closing(source: Source, *, is_subagent: bool, parent: str | None) -> _Closing:
+    """The last fields of a row; what follows from the others is filled in when the row is whole."""
+    return {
+        "current_input_event_count": 0,
+        "current_user_message_count": 0,
+        "current_tool_result_count": 0,
+        "current_user_message_chars": 0,
+        "current_tool_result_chars": 0,
+        "current_input_chars": 0,
+        "first_input_event_type": None,
+        "home": source.home,
+        "user": source.user,
+        "store": source.store,
+        "trace_key": "",
+        "is_subagent": is_subagent,
+        "parent_session_id": parent,
+        "flags": [],
+    }
 
 
 class LogReader(ABC):

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from rayroll.traces.formats import LogFormat, LogReader, Source, names
+from rayroll.traces.formats import LogFormat, LogReader, Source, closing, names
 from rayroll.traces.rows import Event, Row, Tool
 from rayroll.traces.steps import (
     Answer,
@@ -25,7 +25,7 @@ from rayroll.traces.steps import (
     count,
     duration_ms,
     flag,
-    storable,
+    new_tool,
 )
 
 __all__ = ["Format", "Reader"]
@@ -153,21 +153,8 @@ class Reader(LogReader):
             call_id = f"{_made_up(record)}:{index}"
         if self.steps.call(call_id) is not None:
             return
-        at, name = record.get("timestamp"), block.get("name")
-        tool: Tool = {
-            "tool_index": len(row["tools"]),
-            "tool_name": name if isinstance(name, str) else None,
-            "tool_call_id": call_id,
-            "emitted_at": at if isinstance(at, str) else None,
-            "input": storable(block.get("input")),
-            "input_chars": chars(block.get("input")),
-            "result_chars": None,
-            "tool_wall_latency_ms": None,
-            "tool_internal_latency_ms": None,
-            "is_error": None,
-            "result_at": None,
-            "status": "unfinished",
-        }
+        at = record.get("timestamp")
+        tool = new_tool(len(row["tools"]), block.get("name"), call_id, at, block.get("input"))
         row["tools"].append(tool)
         self.steps.add_call(key, tool)
         add_event(
@@ -180,7 +167,7 @@ class Reader(LogReader):
             tool_index=tool["tool_index"],
         )
         if early := self._early.pop(call_id, None):
-            answer(row, tool, early)
+            _answer(row, tool, early)
 
     def _user(self, record: dict[str, Any], message: dict[str, Any]) -> None:
         content, at = message.get("content"), record.get("timestamp")
@@ -224,7 +211,7 @@ class Reader(LogReader):
         if call is None:
             self._early[call_id] = result
         else:
-            answer(*call, result)
+            _answer(*call, result)
 
     def _thread_name(self, record: dict[str, Any]) -> str:
         if self._own_file_of_agent or record.get("isSidechain") is not True:
@@ -249,6 +236,7 @@ class Reader(LogReader):
         elif self._own_file_of_agent:
             folder, started_by = _SUBAGENT_KEY.match(self.source.session_key), record.get("sessionId")
             parent = f"claude:{folder[1] if folder else started_by}" if folder or isinstance(started_by, str) else None
+        aside = bool(name) or self._own_file_of_agent or record.get("isSidechain") is True
         row: Row = {
             "provider": "claude",
             "project": self.source.project,
@@ -267,24 +255,17 @@ class Reader(LogReader):
             "reasoning_output_tokens": None,
             "timing_events": thread.pending,
             "tools": [],
-            "current_input_event_count": 0,
-            "current_user_message_count": 0,
-            "current_tool_result_count": 0,
-            "current_user_message_chars": 0,
-            "current_tool_result_chars": 0,
-            "current_input_chars": 0,
-            "first_input_event_type": None,
-            "home": self.source.home,
-            "user": self.source.user,
-            "store": self.source.store,
-            "trace_key": "",
-            "is_subagent": bool(name) or self._own_file_of_agent or record.get("isSidechain") is True,
-            "parent_session_id": parent,
-            "flags": ["no_usage"],
+            **closing(self.source, is_subagent=aside, parent=parent),  # type: ignore[typeddict-item]
         }
+        row["flags"] = ["no_usage"]
         thread.pending = []
         thread.rounds += 1
         return row
+
+
+def _answer(row: Row, tool: Tool, result: Answer) -> None:
+    if answer(tool, result):
+        flag(row, "clock_backwards")
 
 
 def _made_up(record: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from rayroll.traces.formats import LogFormat, LogReader, Source
+from rayroll.traces.formats import LogFormat, LogReader, Source, closing
 from rayroll.traces.formats._codex_family import is_history, is_subagent, parent_of
 from rayroll.traces.formats._codex_output import exit_was_error, reported_ms
 from rayroll.traces.formats._codex_types import EVENTS, ITEMS, TOP_TYPES
@@ -25,7 +25,7 @@ from rayroll.traces.steps import (
     chars,
     count,
     flag,
-    storable,
+    new_tool,
     time_ms,
 )
 
@@ -56,23 +56,23 @@ class Reader(LogReader):
         super().__init__(source, steps, state)
         self._stem = source.session_key.rsplit("/", 1)[-1]
         # Everything here is JSON; the step that is not yet ended by a token_count is in it as well.
-        self._: dict[str, Any] = state or {
+        self._now: dict[str, Any] = state or {
             "own": None, "parent": None, "subagent": False, "history_of": None, "lineage": [], "start_ms": None,
             "replaying": True, "turn": None, "model": None, "cwd": None, "total": None,
             "turn_rounds": {}, "rounds": {}, "early": {}, "open": {}, "shown": [],
             "pending": [], "events": [], "tools": [], "flags": [],
         }  # fmt: skip
-        self._events: list[Event] = self._["events"]
-        self._tools: list[Tool] = self._["tools"]
+        self._events: list[Event] = self._now["events"]
+        self._tools: list[Tool] = self._now["tools"]
 
     def state(self) -> dict[str, Any]:
-        return self._
+        return self._now
 
     def lineage(self) -> Iterable[tuple[str, str]]:
-        return [(child, parent) for child, parent in self._["lineage"]]
+        return [(child, parent) for child, parent in self._now["lineage"]]
 
     def finish(self) -> None:
-        self.tally.waiting_results = len(self._["early"])
+        self.tally.waiting_results = len(self._now["early"])
         if self._events:
             self._end_step(None, None, {}, None)
 
@@ -98,24 +98,24 @@ class Reader(LogReader):
         self._turn({"cwd": payload.get("cwd")})
         if not isinstance(session, str) or not session:
             return
-        if parent is not None and parent != session and [session, parent] not in self._["lineage"]:
-            self._["lineage"].append([session, parent])
-        if self._["own"] is None:
-            self._["own"], self._["parent"] = session, parent
-            self._["history_of"] = parent
-            self._["subagent"] = is_subagent(payload)
-            self._["start_ms"] = time_ms(at) or time_ms(payload.get("timestamp"))
-        elif session != self._["own"]:
+        if parent is not None and parent != session and [session, parent] not in self._now["lineage"]:
+            self._now["lineage"].append([session, parent])
+        if self._now["own"] is None:
+            self._now["own"], self._now["parent"] = session, parent
+            self._now["history_of"] = parent
+            self._now["subagent"] = is_subagent(payload)
+            self._now["start_ms"] = time_ms(at) or time_ms(payload.get("timestamp"))
+        elif session != self._now["own"]:
             # The history that follows carries its own session's heading.
-            self._["history_of"] = session
-            if self._["parent"] is None:
-                self._["parent"] = session
-                self._["lineage"].append([self._["own"], session])
+            self._now["history_of"] = session
+            if self._now["parent"] is None:
+                self._now["parent"] = session
+                self._now["lineage"].append([self._now["own"], session])
 
     def _turn(self, payload: dict[str, Any]) -> None:
         for name, key in (("turn", "turn_id"), ("model", "model"), ("cwd", "cwd")):
             if isinstance(payload.get(key), str) and payload[key]:
-                self._[name] = payload[key]
+                self._now[name] = payload[key]
 
     def _item(self, kind: Any, payload: dict[str, Any], at: Any) -> None:
         if kind == "reasoning":
@@ -137,7 +137,7 @@ class Reader(LogReader):
             self._token_count(payload.get("info"), at)
         elif kind == "user_message":
             message = chars(payload.get("message"))
-            add_event(self._["pending"], "user_message", at, "event_msg.user_message", content_chars=message)
+            add_event(self._now["pending"], "user_message", at, "event_msg.user_message", content_chars=message)
         elif kind in ("task_started", "turn_started"):
             self._turn({"turn_id": payload.get("turn_id")})
         elif kind == "turn_aborted":
@@ -150,27 +150,13 @@ class Reader(LogReader):
     def _call(self, kind: str, payload: dict[str, Any], at: Any) -> None:
         call_id = payload.get("call_id") or payload.get("id")
         if not isinstance(call_id, str) or not call_id:
-            call_id = f"made-up-{self._['turn'] or self._stem}:{at}:{len(self._tools)}"
+            call_id = f"made-up-{self._now['turn'] or self._stem}:{at}:{len(self._tools)}"
         if self._find(call_id) is not None:
             return
         name = payload.get("name") or ("local_shell" if kind == "local_shell_call" else None)
-        given = payload.get(_CALLS[kind])
-        tool: Tool = {
-            "tool_index": len(self._tools),
-            "tool_name": name if isinstance(name, str) else None,
-            "tool_call_id": call_id,
-            "emitted_at": _text(at),
-            "result_at": None,
-            "input": storable(given),
-            "input_chars": chars(given),
-            "result_chars": None,
-            "tool_wall_latency_ms": None,
-            "tool_internal_latency_ms": None,
-            "is_error": None,
-            "status": "unfinished",
-        }
+        tool = new_tool(len(self._tools), name, call_id, at, payload.get(_CALLS[kind]))
         self._tools.append(tool)
-        self._["open"][call_id] = self._["turn"]
+        self._now["open"][call_id] = self._now["turn"]
         add_event(
             self._events,
             "tool_call",
@@ -180,7 +166,7 @@ class Reader(LogReader):
             tool_name=tool["tool_name"],
             tool_index=tool["tool_index"],
         )
-        if early := self._["early"].pop(call_id, None):
+        if early := self._now["early"].pop(call_id, None):
             self._answer(None, tool, Answer(**early["result"]), early["source"])
 
     def _end_of_tool(self, kind: str, payload: dict[str, Any], at: Any) -> None:
@@ -202,10 +188,10 @@ class Reader(LogReader):
         if found is None:
             if source.startswith("event_msg."):
                 return  # the user's own command in the terminal: no call of the model
-            if call_id in self._["early"]:
+            if call_id in self._now["early"]:
                 self.tally.duplicate_results += 1
                 return
-            self._["early"][call_id] = {"source": source, "result": _as_json(result)}
+            self._now["early"][call_id] = {"source": source, "result": _as_json(result)}
             self._tell(source, call_id, result)
             return
         row, tool = found
@@ -213,32 +199,36 @@ class Reader(LogReader):
             self._answer(row, tool, result, source)
             self._tell(source, call_id, result)
             return
-        # One end is told twice, to the screen and to the model; only the same telling again is a repeat.
+        shown = self._now["shown"]
+        if source.startswith("response_item.") and call_id not in shown:
+            self.tally.duplicate_results += 1
+            self._flag(row, "duplicate_result")
+            return
+        # One end is told twice, to the screen and to the model: the second telling may know more.
+        if call_id in shown and source.startswith("response_item."):
+            shown.remove(call_id)
         if result.is_error is not None:
             tool["is_error"] = result.is_error
         if tool["tool_internal_latency_ms"] is None:
             tool["tool_internal_latency_ms"] = result.internal_ms
-        if call_id in self._["shown"]:
-            if source.startswith("response_item."):
-                self._["shown"].remove(call_id)
-        elif source.startswith("response_item."):
-            self.tally.duplicate_results += 1
-            if row is not None:
-                flag(row, "duplicate_result")
-            elif "duplicate_result" not in self._["flags"]:
-                self._["flags"].append("duplicate_result")
+
+    def _flag(self, row: Row | None, name: str) -> None:
+        """Flag the row of a call; without one yet, it is the step that is being read."""
+        if row is not None:
+            flag(row, name)
+        elif name not in self._now["flags"]:
+            self._now["flags"].append(name)
 
     def _answer(self, row: Row | None, tool: Tool, result: Answer, source: str) -> None:
-        for name in answer(row, tool, result):
-            if row is None and name not in self._["flags"]:
-                self._["flags"].append(name)
-        self._["open"].pop(tool["tool_call_id"], None)
+        if answer(tool, result):
+            self._flag(row, "clock_backwards")
+        self._now["open"].pop(tool["tool_call_id"], None)
         if source.startswith("event_msg."):
-            self._["shown"].append(tool["tool_call_id"])
+            self._now["shown"].append(tool["tool_call_id"])
 
     def _tell(self, source: str, call_id: str, result: Answer) -> None:
         add_event(
-            self._["pending"],
+            self._now["pending"],
             "tool_result",
             result.at,
             source,
@@ -255,14 +245,14 @@ class Reader(LogReader):
 
     def _aborted(self, turn: Any) -> None:
         """The turn was ended from outside: what it still waited for will not come. No id: the turn that runs."""
-        turn = turn if isinstance(turn, str) and turn else self._["turn"]
-        for call_id, of_turn in list(self._["open"].items()):
+        turn = turn if isinstance(turn, str) and turn else self._now["turn"]
+        for call_id, of_turn in list(self._now["open"].items()):
             if of_turn not in (turn, None):
                 continue
             found = self._find(call_id)
             if found is not None and found[1]["status"] == "unfinished":
                 found[1]["status"] = "aborted"
-            del self._["open"][call_id]
+            del self._now["open"][call_id]
         if self._events:
             self._end_step(None, None, {}, None)
 
@@ -275,15 +265,15 @@ class Reader(LogReader):
         if not isinstance(last, dict):
             if total is None:
                 return
-            before = self._["total"] or {}
+            before = self._now["total"] or {}
             last = {name: max(0, count(total, name) - count(before, name)) for name in _USAGE}
         self._end_step(total, at, last, total or {"at": _text(at)})
 
     def _end_step(self, total: Any, at: Any, last: dict[str, Any], name: Any) -> None:
         """Make a row of what stands since the last one. Without ``name``, nobody reported its tokens."""
-        session = self._session_of_step(at)
-        turn = self._["turn"] or self._stem
-        number = self._["turn_rounds"].get(turn, 0)
+        session = self._session_of_step(self._events[-1]["timestamp"] if name is None else at)
+        turn = self._now["turn"] or self._stem
+        number = self._now["turn_rounds"].get(turn, 0)
         if name is None:
             first_call = self._tools[0]["tool_call_id"] if self._tools else f"{turn}:{number}"
             key = f"{session}|no usage, {first_call}"
@@ -293,28 +283,29 @@ class Reader(LogReader):
             if total is None:
                 key += str(_text(at))
             else:
-                self._["total"] = total
+                self._now["total"] = total
         if key in self.steps:
             self.tally.repeated_steps += 1
             return
-        self._["turn_rounds"][turn] = number + 1
-        index = self._["rounds"].get(session, 0)
-        self._["rounds"][session] = index + 1
-        events = [*self._["pending"], *self._events]
+        self._now["turn_rounds"][turn] = number + 1
+        index = self._now["rounds"].get(session, 0)
+        self._now["rounds"][session] = index + 1
+        events = [*self._now["pending"], *self._events]
         if name is not None:
             add_event(events, "usage_report", at, "event_msg.token_count")
         inputs, cached = count(last, "input_tokens"), count(last, "cached_input_tokens")
         known = name is not None
-        replayed = session != (self._["own"] or self._stem)
+        replayed = session != (self._now["own"] or self._stem)
+        parent = None if replayed or self._now["parent"] is None else f"codex:{self._now['parent']}"
         row: Row = {
             "provider": "codex",
             "session_id": f"codex:{session}",
             "session_file": str(self.source.path),
             "round_index": index,
             "round_id": f"{turn}:{number}",
-            "turn_id": self._["turn"],
-            "cwd": self._["cwd"],
-            "model": self._["model"],
+            "turn_id": self._now["turn"],
+            "cwd": self._now["cwd"],
+            "model": self._now["model"],
             "input_tokens_total": inputs if known else None,
             "prefix_tokens": min(cached, inputs) if known else None,
             "newly_append_tokens": max(0, inputs - cached) if known else None,
@@ -325,33 +316,21 @@ class Reader(LogReader):
             "reasoning_output_tokens": count(last, "reasoning_output_tokens") if known else None,
             "timing_events": events,
             "tools": list(self._tools),
-            "current_input_event_count": 0,
-            "current_user_message_count": 0,
-            "current_tool_result_count": 0,
-            "current_user_message_chars": 0,
-            "current_tool_result_chars": 0,
-            "current_input_chars": 0,
-            "first_input_event_type": None,
-            "home": self.source.home,
-            "user": self.source.user,
-            "store": self.source.store,
-            "trace_key": "",
-            "is_subagent": self._["subagent"] and not replayed,
-            "parent_session_id": None if replayed or self._["parent"] is None else f"codex:{self._['parent']}",
-            "flags": sorted([*self._["flags"], *([] if known else ["no_usage"])]),
+            **closing(self.source, is_subagent=self._now["subagent"] and not replayed, parent=parent),  # type: ignore[typeddict-item]
         }
+        row["flags"] = sorted([*self._now["flags"], *([] if known else ["no_usage"])])
         self.steps.add(key, row, copied=replayed)
         for name_ in ("pending", "events", "tools", "flags"):
-            self._[name_].clear()
+            self._now[name_].clear()
 
     def _session_of_step(self, at: Any) -> str:
         """Whose step it is: the log's own, or, at the head of a fork's log, of the session it was forked from."""
-        own, history_of = self._["own"], self._["history_of"]
-        if own is None or history_of is None or not self._["replaying"]:
+        own, history_of = self._now["own"], self._now["history_of"]
+        if own is None or history_of is None or not self._now["replaying"]:
             return own or self._stem
-        if is_history(own, self._["start_ms"], self._["turn"], at):
+        if is_history(own, self._now["start_ms"], self._now["turn"], at):
             return str(history_of)
-        self._["replaying"] = False
+        self._now["replaying"] = False
         return str(own)
 
 
