@@ -1,0 +1,100 @@
+"""Where logs lie: in the homes of those who ran an agent, or in any folder that somebody names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from rayroll.errors import ConfigError
+from rayroll.traces.formats import LogFormat, Source, formats
+
+__all__ = ["ENDINGS", "default_roots", "find_logs", "source_of"]
+
+ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz")
+
+
+def default_roots(*, all_users: bool = False, env: Mapping[str, str] = os.environ) -> list[Path]:
+    """This user's home and the folders that the agents' own variables name; with ``all_users``, every home.
+
+    Homes that may not be read are found too: reading them is what says so.
+    """
+    home = Path(env.get("HOME") or Path.home())
+    roots = [home]
+    for variable in sorted({one.home_variable for one in formats()}):
+        if env.get(variable):
+            roots += [Path(part) for part in env[variable].split(",") if part]
+    if all_users:
+        import pwd
+
+        roots += [Path(entry.pw_dir) for entry in pwd.getpwall()]
+        roots += sorted(Path("/home").glob("*"))
+    existing = [root for root in dict.fromkeys(roots) if root.is_dir() and root != Path("/")]
+    return existing or [home]
+
+
+def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> list[Source]:
+    """Every log below the roots, once each, sorted by path.
+
+    A root may be a home (only the agents' folders in it are looked at), an agent's folder, or any other folder (all of
+    it is), or one log. What cannot be listed is told to ``on_error`` as path and reason.
+
+    Raises:
+        ConfigError: A root does not exist.
+    """
+    found: dict[str, Source] = {}
+    seen: set[tuple[int, int]] = set()
+    for root in roots:
+        root = root.expanduser()
+        if not root.exists():
+            raise ConfigError(
+                "there is no such folder of logs", root=str(root), fix="name a home, such as ~, or a folder"
+            )
+        for folder in _folders(root):
+            for path in _walk(folder, on_error):
+                try:
+                    status = path.stat()
+                except OSError as error:
+                    on_error(str(path), str(error))
+                    continue
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    found[str(path)] = source_of(path, folder if folder.is_dir() else folder.parent)
+    return [found[path] for path in sorted(found)]
+
+
+def _folders(root: Path) -> list[Path]:
+    places = [(store, folder) for one in formats() for store, folder in one.folders]
+    below = [root / store / folder for store, folder in places]
+    within = [root / folder for store, folder in places if root.name == Path(store).name]
+    return list(dict.fromkeys(folder for folder in below + within if folder.is_dir())) or [root]
+
+
+def _walk(folder: Path, on_error: Callable[[str, str], None]) -> Iterator[Path]:
+    if folder.is_file():
+        yield folder
+        return
+    for here, _, names in os.walk(folder, onerror=lambda error: on_error(str(error.filename), str(error))):
+        yield from (Path(here, name) for name in names if name.endswith(ENDINGS))
+
+
+def source_of(path: Path, root: Path) -> Source:
+    """Whose log it is, by where it lies; below none of the agents' folders, the root stands for the home."""
+    for one in formats():
+        for store, folder in one.folders:
+            parts = (*Path(store).parts, folder)
+            for at in range(len(path.parts) - len(parts), 0, -1):
+                if path.parts[at : at + len(parts)] == parts:
+                    home, below = Path(*path.parts[:at]), path.parts[at + len(parts) :]
+                    return _source(path, home, store, below, one, home.name)
+    below = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
+    return _source(path, root, "", below, None, root.name)
+
+
+def _source(path: Path, home: Path, store: str, below: tuple[str, ...], one: LogFormat | None, name: str) -> Source:
+    below = (*below[:-1], path.name.removesuffix(".zst").removesuffix(".gz").removesuffix(".jsonl"))
+    # Logs that lie loosely in a folder: the folder is the project.
+    nested = len(below) > 1
+    project = below[0] if nested else name
+    key = "/".join(below[1:] if nested and (one is None or one.has_projects) else below)
+    return Source(path, str(home), home.name, store, project, key)
