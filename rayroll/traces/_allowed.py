@@ -35,7 +35,7 @@ ROW_FIELDS = {
     "first_input_event_type": "event_type",
     "is_subagent": "flag",
     "parent_session_id": "session",
-    "agent_id": "id",
+    "flags": "flags",
     "store": "store",
     "trace_key": "trace_key",
 }
@@ -62,13 +62,13 @@ TOOL_FIELDS = {
     "tool_internal_latency_ms": "number",
     "is_error": "flag",
     "status": "status",
-    "clock_backwards": "flag",
 }
 
 PROVIDERS = {"claude", "codex", "rayroll"}
 STORES = {".claude", ".codex"}
 EVENT_TYPES = {"user_message", "tool_result", "reasoning", "text", "tool_call", "usage_report"}
 STATUSES = {"finished", "unfinished", "aborted"}
+FLAGS = {"clock_backwards", "duplicate_result", "made_up_id", "no_usage"}
 SOURCES = {
     "user.message",
     "user.content.text",
@@ -81,6 +81,9 @@ SOURCES = {
     "event_msg.user_message",
     "event_msg.agent_message",
     "event_msg.agent_reasoning",
+    "event_msg.exec_command_end",
+    "event_msg.patch_apply_end",
+    "event_msg.mcp_tool_call_end",
     "event_msg.token_count",
     "response_item.message",
     "response_item.reasoning",
@@ -116,14 +119,22 @@ TOOLS = {
     ),
     *("ScheduleWakeup", "Skill", "SlashCommand", "StructuredOutput", "Task", "TaskCreate", "TaskGet", "TaskList"),
     *("TaskOutput", "TaskStop", "TaskUpdate", "TeamCreate", "TeamDelete", "TodoRead", "TodoWrite", "ToolSearch"),
-    *("WebFetch", "WebSearch", "Write"),
+    *("WebFetch", "WebSearch", "Write", "SendUserFile", "mcp__ide__executeCode", "mcp__ide__getDiagnostics"),
     # Codex
     *("apply_patch", "close_agent", "exec_command", "grep_files", "js_repl", "list_dir", "list_mcp_resources"),
-    *("list_mcp_resource_templates", "local_shell", "read_file", "read_mcp_resource", "request_user_input"),
+    *(
+        "list_mcp_resource_templates",
+        "local_shell",
+        "read_file",
+        "read_mcp_resource",
+        "request_user_input",
+        "create_goal",
+        "update_goal",
+    ),
     *("resume_agent", "send_input", "shell", "shell_command", "spawn_agent", "unified_exec", "update_plan"),
     *("view_image", "wait", "wait_agent", "web_search", "web_search_call", "write_stdin"),
-    # rayroll's own rollouts
-    *("bash", "exec"),
+    # rayroll
+    "command",
 }
 """Tools that come with an agent. A tool of a plugin or an MCP server is somebody's own."""
 

@@ -13,8 +13,8 @@ Curve = tuple[tuple[float, float], ...]
 
 PROVIDERS = {"claude": 2676, "codex": 1589}
 """scope.sessions."""
-CODEX_TILT = 0.2
-"""Ours: how much longer sessions are Codex's, so that 61 % of the steps are (scope.steps)."""
+CODEX_LENGTH = (216823 / 1589) / (140338 / 2676)
+"""scope.steps by scope.sessions: a session of Codex's is 2.6 times as long."""
 
 # counts.per_session and counts.per_request; the share of sessions of one request is that of sessions without a wait
 # (timing_seconds.sessions_without_any_positive_human_wait_pct).
@@ -33,12 +33,12 @@ CALLS_OF_A_STEP = (0.785, 0.138, 0.045, 0.023, 0.003, 0.002, 0.0015, 0.001, 0.00
 GENERATION_S: Curve = ((0, 0.5), (0.25, 3.5), (0.5, 5.7), (0.9, 22.2), (0.99, 84), (1, 600))
 WAIT_S: dict[str, Curve] = {
     "claude": (
-        *((0, 0.8), (0.25, 16.6), (0.5, 76), (0.796, 300), (0.917, 1236), (0.964, 3600), (0.99, 42000)),
-        *((0.999, 150e3), (0.9999, 500e3), (1, 2.6e6)),
+        *((0, 0.8), (0.25, 17), (0.5, 77), (0.796, 300), (0.92, 1236), (0.964, 3600), (0.99, 39500)),
+        *((0.999, 250e3), (0.9999, 700e3), (1, 2.6e6)),
     ),
     "codex": (
-        *((0, 0.8), (0.25, 19.2), (0.5, 93), (0.698, 300), (0.883, 1236), (0.949, 3600), (0.99, 57000)),
-        *((0.999, 200e3), (0.9999, 600e3), (1, 2.6e6)),
+        *((0, 0.8), (0.25, 19.2), (0.5, 94), (0.698, 300), (0.887, 1236), (0.949, 3600), (0.99, 55000)),
+        *((0.999, 330e3), (0.9999, 1e6), (1, 2.6e6)),
     ),
 }
 
@@ -53,9 +53,10 @@ PREFIX_TOKENS: dict[str, Curve] = {
         *((0.9, 205e3), (0.99, 231e3)),
     ),
 }
+APPEND_P50 = {"claude": 857, "codex": 886}
 OUTPUT_TOKENS: dict[str, Curve] = {
-    "claude": ((0, 2), (0.25, 105), (0.5, 252), (0.9, 1480), (0.99, 6000), (1, 32000)),
-    "codex": ((0, 5), (0.25, 82), (0.5, 184), (0.9, 920), (0.99, 3900), (1, 30000)),
+    "claude": ((0, 2), (0.25, 113), (0.5, 252), (0.9, 1360), (0.99, 5300), (1, 32000)),
+    "codex": ((0, 5), (0.25, 86), (0.5, 188), (0.9, 840), (0.99, 3500), (1, 30000)),
 }
 REASONING_SHARE = 0.41
 """scope.tokens.codex.reasoning_share_of_output."""
@@ -64,9 +65,9 @@ HIT_RATE = {"claude": (0.869, 0.979), "codex": (0.782, 0.972)}
 
 START_TOKENS = {"claude": 24e3, "codex": 14e3}
 """Ours: the median context of a session's first step; the smallest prefixes of append_by_prefix_bin suggest it."""
-LIMIT_TOKENS = {"claude": ((0.45, 185e3), (1.0, 960e3)), "codex": ((1.0, 245e3),)}
-"""Ours: share of sessions, up to this, by the context at which they compact; two windows of Claude, one of Codex."""
-CODEX_SHRINKS = 0.313
+WINDOW_TOKENS = {"claude": ((0.45, 185e3), (0.55, 960e3)), "codex": ((1.0, 245e3),)}
+"""Ours: share of steps, by the context at which their session compacts; two windows of Claude's, one of Codex's."""
+SHRINKS = {"claude": 0.0, "codex": 0.313}
 """context_dynamics.growth.codex_user_steps_shrinking_pct: a new turn drops the reasoning of the one before."""
 
 MODELS = {
@@ -104,7 +105,7 @@ class Tool(NamedTuple):
 _QUICK: Curve = ((0, 3), (0.25, 15), (0.5, 43), (0.9, 480), (0.99, 7300), (1, 60e3))
 _SHELL: Curve = ((0, 30), (0.25, 110), (0.5, 300), (0.9, 6000), (0.99, 120e3), (1, 600e3))
 _BASH: Curve = (
-    *((0, 8), (0.25, 45), (0.412, 125), (0.5, 409), (0.588, 1000), (0.857, 14468), (0.9, 30330.8), (0.927, 60e3)),
+    *((0, 8), (0.25, 45), (0.412, 125), (0.5, 409), (0.588, 1000), (0.854, 14468), (0.9, 30330.8), (0.927, 60e3)),
     *((0.9895, 307.8e3), (0.9925, 600e3), (1, 9e6)),
 )
 _EXEC: Curve = (
@@ -120,13 +121,13 @@ _PLAN: Curve = ((0, 6), (0.25, 30), (0.5, 75), (0.9, 1200), (0.99, 20e3), (1, 12
 
 TOOLS: dict[str, dict[str, Tool]] = {
     "claude": {
-        "Bash": Tool(66983, "shell_command", 0.9978, _BASH, 700),
+        "Bash": Tool(66983, "shell_command", 0.9978, _BASH, 560),
         "Read": Tool(
             32402,
             "file_read_search",
             0.994,
             ((0, 3), (0.25, 14), (0.5, 36), (0.9, 427), (0.99, 7300), (1, 600e3)),
-            2400,
+            1900,
         ),
         "Edit": Tool(18458, "file_edit", 0.9903, _EDIT, 180),
         "TaskUpdate": Tool(
@@ -138,50 +139,48 @@ TOOLS: dict[str, dict[str, Tool]] = {
         "Grep": Tool(3000, "file_read_search", 0.995, _QUICK, 600),
         "Glob": Tool(1477, "file_read_search", 0.995, _QUICK, 300),
         "WebSearch": Tool(
-            *(2020, "web_lookup", 0.998),
+            *(2150, "web_lookup", 0.998),
             ((0, 400), (0.25, 3000), (0.5, 6500), (0.9, 25e3), (0.99, 262e3), (1, 600e3)),
-            3500,
-            1.0,
+            *(3500, 1.0),
         ),
         "WebFetch": Tool(
-            *(1900, "web_lookup", 0.998),
-            ((0, 200), (0.25, 1700), (0.5, 5000), (0.9, 110e3), (0.99, 262e3), (1, 600e3)),
-            2500,
-            1.0,
+            *(1351, "web_lookup", 0.998),
+            ((0, 200), (0.25, 2200), (0.5, 6500), (0.9, 150e3), (0.99, 262e3), (1, 600e3)),
+            *(2500, 1.0),
         ),
+        "ToolSearch": Tool(300, "web_lookup", 0.99, _QUICK, 300),
+        "TaskCreate": Tool(1500, "agent_task", 0.998, _PLAN, 60),
         "Agent": Tool(
-            *(1900, "agent_task", 0.998),
-            ((0, 20), (0.25, 60), (0.5, 9000), (0.9, 250e3), (0.99, 900e3), (1, 3.6e6)),
-            3500,
-            1.0,
+            *(1300, "agent_task", 0.998),
+            ((0, 20), (0.25, 60), (0.5, 20e3), (0.9, 300e3), (0.99, 900e3), (1, 3.6e6)),
+            *(3500, 1.0),
         ),
         "TaskOutput": Tool(
-            1200, "agent_task", 0.998, ((0, 10), (0.25, 45), (0.5, 100), (0.9, 60e3), (0.99, 600e3), (1, 900e3)), 900
+            1107, "agent_task", 0.998, ((0, 10), (0.25, 45), (0.5, 100), (0.9, 60e3), (0.99, 600e3), (1, 900e3)), 900
         ),
-        "SendMessage": Tool(
-            807, "agent_task", 0.998, ((0, 10), (0.25, 30), (0.5, 60), (0.9, 600), (0.99, 5000), (1, 60e3)), 120
-        ),
-        "TaskCreate": Tool(1395, "planning", 0.998, _PLAN, 60),
+        "TodoWrite": Tool(1395, "planning", 0.998, _PLAN, 160),
         "ExitPlanMode": Tool(
             300, "planning", 0.998, ((0, 1e3), (0.25, 20e3), (0.5, 90e3), (0.9, 900e3), (0.99, 7.2e6), (1, 2e7)), 4000
+        ),
+        "SendMessage": Tool(
+            978, "other", 0.998, ((0, 10), (0.25, 30), (0.5, 60), (0.9, 600), (0.99, 5000), (1, 60e3)), 120
         ),
         "AskUserQuestion": Tool(
             784, "other", 0.998, ((0, 1e3), (0.25, 15e3), (0.5, 60e3), (0.9, 900e3), (0.99, 1.7e7), (1, 9e7)), 300
         ),
-        "ToolSearch": Tool(859, "other", 0.99, ((0, 3), (0.25, 15), (0.5, 40), (0.9, 2e3), (0.99, 2e4), (1, 6e4)), 300),
         "BashOutput": Tool(213, "shell_command", 0.99, _QUICK, 500),
         "NotebookEdit": Tool(42, "file_edit", 0.99, _EDIT, 300),
     },
     "codex": {
-        "exec_command": Tool(187481, "shell_command", 0.5894, _EXEC, 900, 0.981, (0.16, 0.27, 8.6)),
-        "write_stdin": Tool(62848, "shell_command", 0.723, _STDIN, 350, 0.97, (0.01, 0.1, 14.9)),
+        "exec_command": Tool(187481, "shell_command", 0.5894, _EXEC, 1500, 0.981, (0.16, 0.27, 8.6)),
+        "write_stdin": Tool(62848, "shell_command", 0.723, _STDIN, 650, 0.97, (0.01, 0.1, 14.9)),
         "apply_patch": Tool(
             *(24134, "file_edit", 0.8685),
             ((0, 6), (0.25, 32), (0.5, 59), (0.9, 1217.2), (0.99, 50e3), (1, 600e3)),
-            *(150, 0.1, (0.01, 0.41, 3.9)),
+            *(250, 0.1, (0.01, 0.41, 3.9)),
         ),
-        "shell_command": Tool(7624, "shell_command", 0.6, _SHELL, 900, 0.8, (0.04, 0.16, 4.0)),
-        "shell": Tool(5416, "shell_command", 0.05, _SHELL, 900),
+        "shell_command": Tool(7624, "shell_command", 0.6, _SHELL, 1500, 0.8, (0.04, 0.16, 4.0)),
+        "shell": Tool(5416, "shell_command", 0.05, _SHELL, 1500),
         "update_plan": Tool(
             800, "planning", 0.9, ((0, 1), (0.25, 5), (0.5, 15), (0.9, 60), (0.99, 400), (1, 5000)), 12
         ),
@@ -195,7 +194,7 @@ TOOLS: dict[str, dict[str, Tool]] = {
         "web_search": Tool(
             200, "web_lookup", 0.99, ((0, 400), (0.25, 2200), (0.5, 5900), (0.9, 62e3), (0.99, 262e3), (1, 6e5)), 2500
         ),
-        "list_mcp_resources": Tool(119, "other", 0.95, _QUICK, 400),
+        "list_mcp_resources": Tool(119, "web_lookup", 0.95, _QUICK, 400),
     },
 }
 
@@ -213,7 +212,7 @@ AFFINITY = {
     ("Edit", "Edit"): 3.0,
     ("Edit", "Bash"): 1.5,
     ("Write", "Bash"): 2.0,
-    ("TaskCreate", "TaskCreate"): 40.0,
+    ("TaskCreate", "TaskCreate"): 30.0,
     ("TaskCreate", "TaskUpdate"): 10.0,
     ("WebSearch", "WebSearch"): 12.0,
     ("WebSearch", "WebFetch"): 15.0,
@@ -224,6 +223,7 @@ AFFINITY = {
     ("exec_command", "write_stdin"): 1.3,
     ("write_stdin", "write_stdin"): 4.0,
     ("apply_patch", "exec_command"): 1.3,
+    ("apply_patch", "write_stdin"): 0.3,
     ("apply_patch", "apply_patch"): 2.5,
     ("shell_command", "shell_command"): 30.0,
     ("shell", "shell"): 40.0,
@@ -231,4 +231,4 @@ AFFINITY = {
     ("spawn_agent", "wait_agent"): 60.0,
     ("wait_agent", "wait_agent"): 40.0,
 }
-"""Ours: how many times likelier than by their shares alone the second follows the first, before the shares are restored."""
+"""Ours: how many times likelier than by its share alone the second follows the first, before shares are restored."""

@@ -1,7 +1,7 @@
 """How many requests a session has, how many steps a request, how many calls a step: three sums that must agree.
 
-Each count has a published distribution of its own, and a session's is the sum of its requests'. Alternating between them
-(rank the one and take its quantiles, scale its parts to the sum, rank those, ...) settles on counts that have both.
+Each count has a published distribution of its own, and a session's is the sum of its requests'. Alternating between
+them (rank the one and take its quantiles, scale its parts to the sum, rank those, ...) settles on counts with both.
 """
 
 from __future__ import annotations
@@ -62,10 +62,24 @@ def count(sessions: int, codex_share: float, rng: np.random.Generator) -> Counts
     steps = np.rint(ranked(weights, calibration.REQUEST_STEPS)).astype(int)
     totals = np.bincount(session, steps, sessions).astype(int)
 
-    tilted = calibration.CODEX_TILT * np.log(totals + 1) + rng.standard_normal(sessions)
-    is_codex = np.zeros(sessions, bool)
-    is_codex[np.argsort(tilted)[sessions - round(codex_share * sessions) :]] = True
+    is_codex = _providers(totals + requests, codex_share, rng)
     return Counts(is_codex, session, steps, _calls(session, steps, totals, is_codex, rng))
+
+
+def _providers(steps: Array, codex_share: float, rng: np.random.Generator) -> Array:
+    """Which sessions are Codex's: the longer, by as much as gives Codex its share of the steps."""
+    import numpy as np
+
+    noise = rng.standard_normal(len(steps))
+    wanted = codex_share * calibration.CODEX_LENGTH / (codex_share * calibration.CODEX_LENGTH + 1 - codex_share)
+    best, least = np.zeros(len(steps), bool), np.inf
+    for tilt in np.linspace(-0.3, 0.7, 201):
+        is_codex = np.zeros(len(steps), bool)
+        is_codex[np.argsort(tilt * np.log(steps) + noise)[len(steps) - round(codex_share * len(steps)) :]] = True
+        off = abs(steps[is_codex].sum() / steps.sum() - wanted)
+        if off < least:
+            best, least = is_codex, off
+    return best
 
 
 def _calls(session: Array, steps: Array, totals: Array, is_codex: Array, rng: np.random.Generator) -> Array:
@@ -74,7 +88,7 @@ def _calls(session: Array, steps: Array, totals: Array, is_codex: Array, rng: np
 
     request = np.repeat(np.arange(len(session)), steps)
     owner = session[request]
-    lean = -0.3 * np.log(totals + 1) + 1.0 * is_codex + 0.5 * rng.standard_normal(len(totals))
+    lean = -0.3 * np.log(totals + 1) + 1.6 * is_codex + 0.5 * rng.standard_normal(len(totals))
     base = -0.5 * np.log(np.maximum(steps, 1))[request] + rng.gumbel(size=len(request))
     bounds = np.cumsum(calibration.CALLS_OF_A_STEP)[:-1]
     tie = 0.3 * rng.random(len(totals))

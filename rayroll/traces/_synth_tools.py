@@ -1,8 +1,8 @@
 """Which tool is called after which, how long it takes, how much it says, and whether it fails.
 
-The next tool depends on the one before: affinities, balanced so that the tools' shares stay as published. Durations of a
-session's calls go together, and what takes long says more; each tool's durations are ranks of such scores, and so follow
-its curve whatever the scores are.
+The next tool depends on the one before: affinities, balanced so that the tools' shares stay as published. Durations of
+a session's calls go together, and what takes long says more; each tool's durations are ranks of such scores, and so
+follow its curve whatever the scores are.
 """
 
 from __future__ import annotations

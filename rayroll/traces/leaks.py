@@ -1,7 +1,8 @@
-"""Proof that a trace may be shared: all of it is known names, times, numbers, and pseudonyms that the input does not know.
+"""Proof that a trace may be shared: known names, times, numbers, and pseudonyms that the input does not hold.
 
-Two questions are asked of every text that comes out. Is it of a form that a sanitizer makes? Free text, paths and fields
-off the list are not. And if it looks like a pseudonym: does a text of the input stand in it? An id passed on does.
+Two questions are asked of every text that comes out. Is it of a form that a sanitizer makes? Free text, paths and
+fields off the list are not. And if it looks like a pseudonym: does a text of the input stand in it? An id that was
+passed on does.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _WORDS = {
     "source": _allowed.SOURCES,
     "store": _allowed.STORES,
     "status": _allowed.STATUSES,
+    "flag word": _allowed.FLAGS,
 }
 _PATTERNS = {"model": _allowed.MODEL, "time": _allowed.TIME}
 _ITEMS = {"events": _allowed.EVENT_FIELDS, "tools": _allowed.TOOL_FIELDS}
@@ -126,6 +128,9 @@ def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Each value that comes out, with its place and the kind that it should be of."""
     for name, value in row.items():
         kind = "seal" if name == SEAL else _allowed.ROW_FIELDS.get(name, "")
+        if kind == "flags" and isinstance(value, list):
+            yield from ((f"{name}[{index}]", "flag word", item) for index, item in enumerate(value))
+            continue
         if kind not in _ITEMS:
             yield name if kind else "<unknown field>", kind, value
             continue

@@ -78,6 +78,12 @@ class Sanitizer:
             return value if isinstance(value, bool) else None
         if kind == "number":
             return value if _is_number(value) else None
+        if kind == "flags":
+            return (
+                [flag for flag in value if isinstance(flag, str) and flag in _allowed.FLAGS]
+                if isinstance(value, list)
+                else []
+            )
         if kind in ("events", "tools"):
             kinds = _allowed.EVENT_FIELDS if kind == "events" else _allowed.TOOL_FIELDS
             items = value if isinstance(value, list) else []

@@ -1,7 +1,7 @@
 """Sessions that nobody had, with the published statistics of those that many had: a workload without a private trace.
 
-What is followed, and from where, is in `_calibration`; docs/traces.md has how close each figure comes. Figures are met by
-a set of sessions, not by each: a set is made whole (up to 5,000 sessions at a time) and handed out session by session.
+What is followed, and from where, is in `_calibration`. Figures are met by a set of sessions, not by each: a set is made
+whole (up to 5,000 sessions at a time) and handed out session by session.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ def synthesize(sessions: int, *, seed: int, providers: Mapping[str, float] | Non
             steps and calls are published for both together, and stay so with other weights.
 
     Raises:
-        ConfigError: no sessions, an unknown provider, or weights that are not positive.
+        ConfigError: no sessions, a negative seed, an unknown provider, or weights that are not positive.
     """
     if sessions < 1:
         raise ConfigError("a trace has one session at least", sessions=sessions, fix="ask for 1 or more")
+    if seed < 0:
+        raise ConfigError("a seed is 0 or more", seed=seed, fix="give any other whole number")
     weights = calibration.PROVIDERS if providers is None else providers
     for name in weights:
         if name not in calibration.PROVIDERS:
             raise unknown_name("provider", name, calibration.PROVIDERS)
-    if any(not math.isfinite(w) or w < 0 for w in weights.values()) or not sum(weights.values()):
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(weights.values()):
         raise ConfigError("weights of providers are 0 or more, one of them more", fix='{"claude": 2, "codex": 1}')
     return _blocks(sessions, seed, weights.get("codex", 0) / sum(weights.values()))
 

@@ -154,6 +154,15 @@ def test_text_where_a_number_or_time_belongs_is_dropped():
     }
 
 
+def test_flags_of_ours_stay_and_others_go():
+    row = {"flags": ["made_up_id", "acme", {"acme": 1}], "is_subagent": True, "parent_session_id": "claude:acme"}
+    clean = Sanitizer().row(row)
+    assert (clean["flags"], clean["is_subagent"]) == (["made_up_id"], True)
+    assert re.fullmatch(r"claude:[0-9a-f-]{36}", clean["parent_session_id"])
+    assert check([row], [clean]) == []
+    assert [leak.path for leak in check([row], [{**clean, "flags": ["acme"]}])] == ["flags[0]"]
+
+
 SECRETS = st.sampled_from(
     ["acme-Zz9qX7", "/home/ann/acme/Zz9qX7.py", "Zz9qX7@acme.example", "\ud83d Zz9qX7 acme", "sk-Zz9qX7acme"]
 )

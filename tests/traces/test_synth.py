@@ -15,6 +15,7 @@ import pytest
 from rayroll.errors import ConfigError
 from rayroll.traces import _calibration as calibration
 from rayroll.traces._synth_tools import transitions
+from rayroll.traces.sanitize import check, sanitize_rows
 from rayroll.traces.synth import synthesize
 
 DATA = Path(__file__).parent / "data"
@@ -81,7 +82,9 @@ def made() -> Measured:
 def claims(made: Measured) -> Iterator[tuple[str, float, float]]:
     """Each figure that is followed: its name, what it is here, what was published."""
 
-    def each(name: str, values: Any, percents: tuple[int, ...], published: list[float]) -> Iterator[tuple[str, float, float]]:
+    def each(
+        name: str, values: Any, percents: tuple[int, ...], published: list[float]
+    ) -> Iterator[tuple[str, float, float]]:
         found = np.percentile(values, percents)
         yield from ((f"{name} p{p}", float(f), e) for p, f, e in zip(percents, found, published, strict=True))
 
@@ -92,7 +95,9 @@ def claims(made: Measured) -> Iterator[tuple[str, float, float]]:
         yield from each(f"{of} per {by}", made.sums(by, of), P_ALL, counts[f"per_{by}"][of][1:])
     yield from each("tool_calls per step", made.calls, P_ALL, counts["per_step"]["tool_calls"][1:])
 
-    yield from each("generation s", made.generation_s, (50, 90, 99), timing["per_individual_event"]["generation_span"][1:4])
+    yield from each(
+        "generation s", made.generation_s, (50, 90, 99), timing["per_individual_event"]["generation_span"][1:4]
+    )
     yield from each("generation s", made.generation_s, (25,), [timing["p25_individual"]["generation_span_s"]])
     yield from each("human wait s", made.wait_s, (50, 90, 99), timing["per_individual_event"]["human_wait"][1:4])
     yield from each("human wait s", made.wait_s, (25,), [timing["p25_individual"]["human_wait_s"]])
@@ -110,7 +115,11 @@ def claims(made: Measured) -> Iterator[tuple[str, float, float]]:
         published = tools["effective_latency_ms_by_provider"][provider]
         figures = [published[f"p{p}"] for p in (50, 90, 99)]
         yield from each(f"tool ms, {provider}", made.call_ms[of & positive], (50, 90, 99), figures)
-        yield f"share above 0, {provider}", positive[of].mean(), published["n_positive"] / FACTS["scope"]["tool_calls"][provider]
+        yield (
+            f"share above 0, {provider}",
+            positive[of].mean(),
+            published["n_positive"] / FACTS["scope"]["tool_calls"][provider],
+        )
         yield f"errors, {provider}", made.is_error[of].mean(), tools["error_rate"][provider]["rate"]
         for tool, calls in tools["top_calls"][provider].items():
             share = calls / FACTS["scope"]["tool_calls"][provider]
@@ -134,8 +143,12 @@ def claims(made: Measured) -> Iterator[tuple[str, float, float]]:
     for provider in ("claude", "codex"):
         of = made.of(provider)
         for kind, column in (("prefix", made.prefix), ("append", made.append), ("output", made.output)):
-            yield from each(f"{kind} tokens, {provider}", column[of], (50,), [lengths["by_provider"][f"{kind}_p50"][provider]])
-        yield from each(f"prefix tokens, {provider}", made.prefix[of], (99,), [lengths["by_provider"]["prefix_p99"][provider]])
+            yield from each(
+                f"{kind} tokens, {provider}", column[of], (50,), [lengths["by_provider"][f"{kind}_p50"][provider]]
+            )
+        yield from each(
+            f"prefix tokens, {provider}", made.prefix[of], (99,), [lengths["by_provider"]["prefix_p99"][provider]]
+        )
     published = FACTS["prefix_cache"]["hit_rate"]
     for trigger, steps in (("user_initiated", made.is_user), ("tool_initiated", ~made.is_user)):
         yield f"hit rate, {trigger}", made.hit_rate(steps), published[trigger]["all"]
@@ -148,3 +161,149 @@ def claims(made: Measured) -> Iterator[tuple[str, float, float]]:
 def test_every_figure_that_is_followed_is_met_within_a_tenth(made: Measured):
     off = {name: (round(found, 4), want) for name, found, want in claims(made) if abs(found - want) > 0.1 * abs(want)}
     assert off == {}
+
+
+def test_the_sums_of_providers_come_out(made: Measured):
+    scope = FACTS["scope"]
+    steps = scope["steps"]["codex"] / scope["steps"]["all"]
+    assert made.is_codex.mean() == pytest.approx(steps, rel=0.05)
+    for provider in ("claude", "codex"):
+        per_step = scope["tool_calls"][provider] / scope["steps"][provider]
+        assert made.calls[made.of(provider)].mean() == pytest.approx(per_step, rel=0.05)
+
+
+def test_what_takes_long_says_more(made: Measured):
+    for tool in ("Bash", "exec_command", "Read"):
+        timed = (made.tool == tool) & (made.call_ms > 0)
+        logs = np.log(made.call_ms[timed]), np.log(made.result_chars[timed] + 1)
+        assert np.corrcoef(*logs)[0, 1] > 0.15
+
+
+def test_the_calls_of_a_session_are_fast_or_slow_together(made: Measured):
+    timed = (made.tool == "Bash") & (made.call_ms > 0)
+    logs, owner = np.log(made.call_ms[timed]), made.call_session[timed]
+    sizes = np.bincount(owner)
+    means = np.bincount(owner, logs)[sizes >= 20] / sizes[sizes >= 20]
+    assert means.std() > 2 * logs.std() / np.sqrt(20)  # what chance alone leaves of it
+
+
+def test_a_tool_depends_on_the_one_before(made: Measured):
+    same = made.call_session[1:] == made.call_session[:-1]
+    for first, second in (("Read", "Edit"), ("write_stdin", "write_stdin"), ("WebSearch", "WebFetch")):
+        after = made.tool[1:][same & (made.tool[:-1] == first)]
+        provider = made.call_is_codex[made.tool == second][0]
+        assert (after == second).mean() > 1.1 * (made.tool[made.call_is_codex == provider] == second).mean()
+
+
+@pytest.mark.parametrize("provider", ["claude", "codex"])
+def test_transitions_keep_the_shares(provider: str):
+    _, shares, chances = transitions(provider)
+    assert chances.sum(1) == pytest.approx(np.ones(len(shares)))
+    assert shares @ chances == pytest.approx(shares)
+
+
+def test_contexts_grow_step_by_step_and_are_sometimes_compacted(made: Measured):
+    total = made.prefix + made.append
+    growth = np.diff(total)[made.session[1:] == made.session[:-1]]
+    growing = FACTS["context_dynamics"]["growth"]["steps_growing_pct"]
+    assert 100 * (growth > 0).mean() == pytest.approx(min(growing.values()), rel=0.05)
+    drops = FACTS["context_dynamics"]["compaction"]["merged"]["major"] / FACTS["scope"]["sessions"]["all"]
+    assert (growth <= -64_000).sum() / made.sessions == pytest.approx(drops, rel=0.25)
+
+
+def test_a_long_wait_loses_the_cache(made: Measured):
+    steps = np.flatnonzero(made.is_user[1:] & (made.session[1:] == made.session[:-1])) + 1
+    low = made.prefix[steps] < 0.1 * (made.prefix + made.append)[steps]
+    assert np.median(made.wait_s[low]) > 3 * np.median(made.wait_s)
+
+
+def by_session(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    return [list(own) for _, own in itertools.groupby(rows, lambda row: row["session_id"])]
+
+
+SOME = list(synthesize(60, seed=5))
+
+
+def test_rows_have_the_fields_of_tracelabs_public_rows():
+    public = [json.loads(line) for line in (DATA / "sanitized_rounds.jsonl").read_text().splitlines()]
+
+    def shape(row: dict[str, Any]) -> Any:
+        events = {
+            (e["event_type"], tuple(sorted(e.keys() - {"content_chars", "is_error"}))) for e in row["timing_events"]
+        }
+        return sorted(row), events, {tuple(sorted(tool)) for tool in row["tools"]}
+
+    for provider in ("claude", "codex"):
+        theirs = [shape(row) for row in public if row["provider"] == provider]
+        for fields, events, tools in (shape(row) for row in SOME if row["provider"] == provider):
+            assert fields == theirs[0][0]
+            assert events <= set().union(*(seen for _, seen, _ in theirs))
+            assert tools <= set().union(*(seen for _, _, seen in theirs))
+
+
+def test_each_result_answers_a_call_of_the_step_before():
+    for session in by_session(SOME):
+        for before, row in itertools.pairwise(session):
+            answers = [e for e in row["timing_events"] if e["event_type"] == "tool_result"]
+            assert sorted(e["tool_call_id"] for e in answers) == sorted(t["tool_call_id"] for t in before["tools"])
+            assert sorted(e["timestamp"] for e in answers) == sorted(t["result_at"] for t in before["tools"])
+
+
+def test_no_clock_runs_backwards():
+    for session in by_session(SOME):
+        assert [row["round_index"] for row in session] == list(range(len(session)))
+        newest = ""
+        for row in session:
+            times = [event["timestamp"] for event in row["timing_events"]]
+            outputs = [e["timestamp"] for e in row["timing_events"] if e["event_type"] in OUTPUTS]
+            assert newest <= min(outputs) and times == sorted(times)
+            newest = max(outputs)
+
+
+def test_numbers_of_a_row_agree_with_each_other():
+    for row in SOME:
+        assert row["input_tokens_total"] == row["prefix_tokens"] + row["newly_append_tokens"]
+        assert min(row["prefix_tokens"], row["newly_append_tokens"] - 1, row["output_tokens"] - 1) >= 0
+        assert (row["reasoning_output_tokens"] or 0) <= row["output_tokens"]
+        parts = [row[f"claude_{part}_input_tokens"] for part in ("uncached", "cache_creation", "cache_read")]
+        assert parts == [None] * 3 if row["provider"] == "codex" else sum(parts) == row["input_tokens_total"]
+        inputs = [event for event in row["timing_events"] if event["event_type"] in INPUTS]
+        assert row["current_input_event_count"] == len(inputs)
+
+
+def test_keys_of_rows_are_their_own():
+    assert len({row["trace_key"] for row in SOME}) == len(SOME)
+
+
+def test_synthetic_rows_hold_nothing_that_may_not_be_shared():
+    assert check(SOME[:500], sanitize_rows(SOME[:500])) == []
+
+
+def test_the_seed_says_it_all():
+    assert list(synthesize(60, seed=5)) == SOME
+    assert next(synthesize(60, seed=6)) != SOME[0]
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 7])
+def test_a_few_sessions_are_enough(sessions: int):
+    assert len(by_session(list(synthesize(sessions, seed=0)))) == sessions
+
+
+@pytest.mark.parametrize(("weights", "expected"), [({"codex": 1}, {"codex"}), ({"claude": 3, "codex": 0}, {"claude"})])
+def test_the_mix_of_providers_is_the_callers(weights: dict[str, float], expected: set[str]):
+    assert {row["provider"] for row in synthesize(5, seed=0, providers=weights)} == expected
+
+
+@pytest.mark.parametrize("weights", [{}, {"claude": 0}, {"claude": -1, "codex": 2}, {"codex": float("nan")}])
+def test_weights_that_leave_no_provider_are_refused(weights: dict[str, float]):
+    with pytest.raises(ConfigError, match="0 or more"):
+        synthesize(5, seed=0, providers=weights)
+
+
+def test_bad_arguments_are_refused_before_the_first_row():
+    with pytest.raises(ConfigError, match="did you mean 'codex'"):
+        synthesize(5, seed=0, providers={"codx": 1})
+    with pytest.raises(ConfigError, match="one session at least"):
+        synthesize(0, seed=0)
+    with pytest.raises(ConfigError, match="seed"):
+        synthesize(1, seed=-1)
