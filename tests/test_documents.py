@@ -24,6 +24,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
+GROUPS = {"traces", "vm"}
+"""Commands that have commands of their own."""
 PROGRAMS = blocks("python")
 COMMANDS = [
     (where, line.strip())
@@ -48,7 +50,7 @@ def test_commands_name_targets_files_and_options_that_exist(command: str) -> Non
         targets = set(re.findall(r"^([\w/.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in words[1:] if "=" not in word} <= targets
     elif words[0] == "rayroll":
-        known = usage(words[1])
+        known = usage(*words[1 : 3 if words[1] in GROUPS else 2])
         assert {word.partition("=")[0] for word in words[2:] if word.startswith("--")} <= known
     elif words[:3] == ["ray", "job", "submit"]:
         script, *options = words[words.index("--") + 1 :]
@@ -59,10 +61,10 @@ def test_commands_name_targets_files_and_options_that_exist(command: str) -> Non
         assert all((ROOT / name).exists() for name in files if not name.startswith(("/", "~", "."))), files
 
 
-def usage(command: str) -> set[str]:
+def usage(*command: str) -> set[str]:
     """Options of one of our commands, from its own help."""
     done = subprocess.run(
-        [sys.executable, "-c", "from rayroll.cli import main; main()", command, "--help"],
+        [sys.executable, "-c", "from rayroll.cli import main; main()", *command, "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -19,12 +19,13 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from rayroll.cli import doctor, gc, report, run, serve, shell, sweep, top, vm
+    from rayroll.cli import doctor, gc, report, run, serve, shell, sweep, top, traces, vm
 
     commands = (doctor.doctor, sweep.sweep, run.run, report.report, shell.shell, top.top, serve.serve, gc.gc)
     for command in commands:
         app.command()(command)
     app.add_typer(vm.vm, name="vm")
+    app.add_typer(traces.traces, name="traces")
 
 
 def main() -> None:

@@ -1,0 +1,217 @@
+"""Traces of coding agents: collect them, make them fit to share, load them into a store, ask the store."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["traces"]
+
+traces = typer.Typer(help="Traces of coding agents: Claude Code, Codex, and rollouts of our own.", no_args_is_help=True)
+
+Store = Annotated[Path, typer.Argument(help="A store that `rayroll traces load` has made.")]
+
+
+@traces.command()
+def collect(
+    out: Annotated[Path, typer.Option(help="Rows go here: .jsonl, .jsonl.gz or .jsonl.zst.")] = Path("traces.jsonl"),
+    root: Annotated[
+        list[Path] | None, typer.Option(help="A home, an agent's folder or a log, instead of this user's; repeatable.")
+    ] = None,
+    all_users: Annotated[bool, typer.Option(help="Every home of this machine.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Read everything again, and forget logs that are gone.")] = False,
+    prune: Annotated[bool, typer.Option(help="Drop the rows of logs that are gone.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write what was skipped, by file and line, as JSON.")] = None,
+) -> None:
+    """Read sessions of Claude Code and Codex into rows, one for each call of a model; again reads only what is new."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from rayroll.traces import collect as collecting
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_console()) as bar:
+        task = bar.add_task("logs", total=None)
+
+        def show(at: collecting.Progress) -> None:
+            what = f"log {at.logs_done + 1} of {at.logs}" if at.path else "writing rows"
+            bar.update(task, description=what, completed=at.bytes_done, total=at.bytes)
+
+        found = collecting.collect(root, out, all_users=all_users, fresh=fresh, prune=prune, progress=show)
+    if report is not None:
+        report.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+    by = ", ".join(f"{count} of {provider}" for provider, count in found.rows_by_provider.items())
+    typer.echo(f"{found.rows} steps ({by or 'none'}) in {found.sessions} sessions: {out}")
+    typer.echo(
+        f"{found.logs_read} logs read, {found.logs_read_on} read on, {found.logs_unchanged} unchanged; "
+        f"{found.copies_dropped} steps that stood in a second log; {found.mended} lines mended, {found.lost} lost"
+    )
+    for what in [*found.skipped, *(loss for loss in found.losses if not loss.kept)][:10]:
+        typer.echo(f"  {what}", err=True)
+    if found.unknown_types:
+        typer.echo(f"  passed over: {', '.join(f'{n} {name}' for name, n in found.unknown_types.items())}", err=True)
+
+
+@traces.command()
+def sanitize(
+    rows: Annotated[Path, typer.Argument(help="Rows of `rayroll traces collect`.")],
+    out: Annotated[Path, typer.Argument(help="Rows that may be shared; with --check, those to be checked.")],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing: prove that OUT gives nothing away.")] = False,
+) -> None:
+    """Make rows that may be shared: sizes and times stay, names become pseudonyms, inputs and texts go.
+
+    The key of the pseudonyms is made for this run and written nowhere. What was written is checked as it is written.
+    """
+    from rayroll.errors import ConfigError
+    from rayroll.traces.rows import read_rows, write_rows
+    from rayroll.traces.sanitize import Sanitizer
+    from rayroll.traces.sanitize import check as leaks_of
+
+    if check:
+        leaks = leaks_of(read_rows(rows), read_rows(out))
+    else:
+        if out.exists() and out.samefile(rows):
+            raise ConfigError("the rows would be overwritten by their sanitized ones", fix="name another file")
+        sanitizer = Sanitizer()
+        count = write_rows(out, (sanitizer.row(row) for row in read_rows(rows)))  # type: ignore[misc]
+        leaks = leaks_of(read_rows(rows), read_rows(out))
+        typer.echo(f"{count} rows: {out}")
+    for leak in leaks[:20]:
+        typer.echo(f"  {leak}", err=True)
+    typer.echo(f"{len(leaks)} leaks" if leaks else "nothing of the input is left but what is on the list")
+    if leaks:
+        raise typer.Exit(1)
+
+
+@traces.command()
+def load(
+    files: Annotated[list[Path], typer.Argument(help="Rows, rollouts.jsonl, TraceLab's DuckDB file, or folders.")],
+    store: Annotated[Path, typer.Option(help="Made where it is not there.")] = Path("traces.duckdb"),
+) -> None:
+    """Load traces into a store; what is there already is not loaded twice."""
+    from rayroll.traces.store import Store as Traces
+
+    with Traces.open(store) as opened:
+        report = opened.load(files)
+    typer.echo(f"{report.added} steps added, {report.repeated} were there already: {store}")
+    told = {
+        "without times": report.without_times,
+        "calls without a result": report.unfinished,
+        "calls whose result came before them": report.clock_backwards,
+        "values that are no rows": report.not_rows,
+        "lines lost": report.lost_lines,
+    }
+    for what, count in told.items():
+        if count:
+            typer.echo(f"  {count} {what}", err=True)
+    for loss in report.lost[:10]:
+        typer.echo(f"  {loss.file}:{loss.line}: {loss.reason}", err=True)
+
+
+@traces.command()
+def stats(
+    store: Store,
+    names: Annotated[list[str] | None, typer.Argument(help="Which statistics; default: all.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="A price table (TOML) instead of the one that comes along.")
+    ] = None,
+    csv_folder: Annotated[Path | None, typer.Option("--csv", help="Also write a CSV file for each here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    definitions: Annotated[bool, typer.Option(help="Say what each means, and who defined it so.")] = False,
+) -> None:
+    """Compute the statistics of a store."""
+    from rayroll.traces import prices as price_tables
+    from rayroll.traces import statistics
+    from rayroll.traces.store import Store as Traces
+
+    table = price_tables.load(prices).rows()
+    found: dict[str, list[dict[str, Any]]] = {}
+    with Traces.open(store, read_only=True) as opened:
+        for name in names or statistics.names():
+            given = {"prices": table} if "prices" in statistics.parameters(name) else {}
+            found[name] = statistics.compute(opened.connection, name, **given)
+    if csv_folder is not None:
+        csv_folder.mkdir(parents=True, exist_ok=True)
+        for name, lines in found.items():
+            _write_csv(csv_folder / f"{name}.csv", lines)
+    if as_json:
+        sys.stdout.write(json.dumps(found, default=str) + "\n")
+        return
+    console = _console(sys.stdout)
+    for name, lines in found.items():
+        _show(console, name, lines, statistics.definition(name) if definitions else "")
+
+
+@traces.command()
+def kv(
+    store: Store,
+    break_even_s: Annotated[
+        float, typer.Option("--break-even", help="Seconds of holding a cache that cost as much as filling it again.")
+    ] = 300.0,
+) -> None:
+    """Hold or drop: what policies for a waiting session's KV cache would have done on these traces."""
+    from dataclasses import asdict
+
+    from rayroll.traces import kv as caches
+    from rayroll.traces.store import Store as Traces
+
+    with Traces.open(store, read_only=True) as opened:
+        gaps = caches.Gaps.read(opened.connection)
+    outcomes = caches.study(gaps, caches.standard(break_even_s=break_even_s))
+    _show(_console(sys.stdout), "kv", [asdict(outcome) for outcome in outcomes], "")
+
+
+@traces.command()
+def synth(
+    out: Annotated[Path, typer.Argument(help="Rows go here: .jsonl, .jsonl.gz or .jsonl.zst.")],
+    sessions: Annotated[int, typer.Option(min=1)] = 1000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 0,
+) -> None:
+    """Make sessions up that have the statistics that TraceLab published of real ones."""
+    from rayroll.traces.rows import write_rows
+    from rayroll.traces.synth import synthesize
+
+    count = write_rows(out, synthesize(sessions, seed=seed))  # type: ignore[arg-type]
+    typer.echo(f"{count} steps in {sessions} sessions: {out}")
+
+
+def _console(file: Any = None) -> Console:
+    from rich.console import Console
+
+    file = file or sys.stderr
+    return Console(file=file, width=None if file.isatty() else 140)
+
+
+def _show(console: Console, name: str, lines: Sequence[Mapping[str, Any]], definition: str) -> None:
+    from rich.table import Table
+
+    console.print(f"[bold]{name}[/bold]" + (f"  [dim]{definition}" if definition else ""), highlight=False)
+    table = Table(box=None, header_style="dim")
+    for column in lines[0] if lines else ["nothing"]:
+        table.add_column(column, justify="left" if lines and isinstance(lines[0][column], str) else "right")
+    for line in lines:
+        table.add_row(*map(_cell, line.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]) if lines else [])
+        writer.writeheader()
+        writer.writerows(lines)

@@ -1,0 +1,81 @@
+"""The way of a trace, by the command line: collected, made fit to share, loaded, asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rayroll.cli.traces import traces
+from rayroll.errors import ConfigError
+
+DATA = Path(__file__).parents[1] / "traces" / "data"
+
+
+def said(*words: str | Path) -> str:
+    """What a command prints on standard output; its errors are raised."""
+    done = CliRunner().invoke(traces, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    said("collect", "--root", DATA / "claude_session.jsonl", "--root", DATA / "codex_session.jsonl", *out_of(tmp_path))
+    return tmp_path / "rows.jsonl"
+
+
+def out_of(folder: Path) -> tuple[str, Path]:
+    return "--out", folder / "rows.jsonl"
+
+
+def test_collect_says_what_it_found_and_reads_nothing_twice(rows: Path) -> None:
+    roots = ("--root", DATA / "claude_session.jsonl", "--root", DATA / "codex_session.jsonl")
+    again = said("collect", *roots, *out_of(rows.parent), "--report", rows.parent / "report.json")
+    assert "19 steps (10 of claude, 9 of codex) in 2 sessions" in again
+    assert "0 logs read, 0 read on, 2 unchanged" in again
+    assert json.loads((rows.parent / "report.json").read_text())["rows"] == 19
+
+
+def test_shared_rows_have_the_statistics_of_the_private_ones(rows: Path) -> None:
+    """But for how many people there are, and what their sessions are called."""
+    folder = rows.parent
+    assert "nothing of the input is left" in said("sanitize", rows, folder / "shared.jsonl")
+    assert "nothing of the input is left" in said("sanitize", rows, folder / "shared.jsonl", "--check")
+    for name in ("rows", "shared"):
+        assert "19 steps added" in said("load", folder / f"{name}.jsonl", "--store", folder / f"{name}.duckdb")
+    private, shared = (json.loads(said("stats", folder / f"{name}.duckdb", "--json")) for name in ("rows", "shared"))
+    for found in (private, shared):
+        found["counts_longest_sessions"] = [line["steps"] for line in found["counts_longest_sessions"]]
+        found["counts_scope"] = [{**line, "users": "not said"} for line in found["counts_scope"]]
+    assert private == shared
+
+
+def test_what_was_not_sanitized_does_not_pass_the_check(rows: Path) -> None:
+    done = CliRunner().invoke(traces, ["sanitize", str(rows), str(rows), "--check"])
+    assert done.exit_code == 1 and "leaks" in done.output
+
+
+def test_statistics_are_tables_csv_files_and_json(rows: Path) -> None:
+    store = rows.parent / "t.duckdb"
+    said("load", rows, "--store", store)
+    assert "hit_rate" in said("stats", store, "prefix_hit_rate", "--definitions", "--csv", rows.parent / "csv")
+    assert (rows.parent / "csv" / "prefix_hit_rate.csv").read_text().startswith("provider,trigger,steps")
+    assert "oracle 300 s" in said("kv", store)
+
+
+def test_made_up_sessions_load_like_real_ones(tmp_path: Path) -> None:
+    assert "in 20 sessions" in said("synth", tmp_path / "s.jsonl.zst", "--sessions", "20", "--seed", "7")
+    said("load", tmp_path / "s.jsonl.zst", "--store", tmp_path / "s.duckdb")
+    (scope,) = [
+        line for line in json.loads(said("stats", tmp_path / "s.duckdb", "counts_scope", "--json"))["counts_scope"]
+        if line["provider"] == "all"
+    ]  # fmt: skip
+    assert scope["sessions"] == 20
+
+
+def test_what_is_no_store_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no trace store"):
+        said("stats", tmp_path / "nothing.duckdb")
