@@ -119,6 +119,9 @@ class State:
         self._open()
 
     def close(self) -> None:
+        # Leaving the exclusive mode removes the journal, which is empty by now.
+        for statement in ("PRAGMA locking_mode=NORMAL", "PRAGMA journal_mode=DELETE", "SELECT 1 FROM meta"):
+            self.db.execute(statement).fetchall()
         self.db.close()
 
     @contextmanager
