@@ -16,6 +16,7 @@ from trace_logs import assistant, call, codex, meta, output, result, text, token
 from rayroll.errors import ConfigError
 from rayroll.traces.collect import Progress, collect
 from rayroll.traces.discover import default_roots
+from rayroll.traces.formats import formats, load_format
 from rayroll.traces.rows import Row, read_rows
 
 CLAUDE, CODEX = ".claude/projects/p", ".codex/sessions/2026/06/01"
@@ -473,3 +474,9 @@ def test_a_log_that_may_not_be_read_costs_only_itself(tmp_path: Path):
     report = collect([tmp_path / "h"], tmp_path / "out.jsonl")
     assert report.rows == 1
     assert [Path(one.path).name for one in report.skipped] == ["S2.jsonl"]
+
+
+def test_formats_are_found_by_their_names_and_a_wrong_one_is_told_the_nearest():
+    assert [one.kind for one in formats()] == ["claude", "codex"]
+    with pytest.raises(ConfigError, match="did you mean 'codex'"):
+        load_format("codec")
