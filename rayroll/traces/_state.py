@@ -26,6 +26,16 @@ _SCHEMA = 1
 READERS = 1
 """Another number: logs that still exist are read again, because they would give other rows now."""
 
+_PRAGMAS = (
+    "locking_mode=EXCLUSIVE",
+    # Safe when the process is killed; after a power cut the file may be damaged, and is then begun anew.
+    "synchronous=OFF",
+    "journal_mode=TRUNCATE",
+    # Also the size of each sort: with 32 MiB, 500 MB of logs took 18 % more memory than 100 MB; with 2, 5 %, as fast.
+    "cache_size=-2048",
+    "temp_store=FILE",
+)
+
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE logs (
@@ -100,8 +110,7 @@ class State:
 
     def _open(self) -> None:
         self.db = sqlite3.connect(self.path, timeout=1.0, isolation_level=None)
-        # Safe when the process is killed; after a power cut the file may be damaged, and is then begun anew.
-        for pragma in ("locking_mode=EXCLUSIVE", "synchronous=OFF", "journal_mode=TRUNCATE", "cache_size=-32768"):
+        for pragma in _PRAGMAS:
             self.db.execute(f"PRAGMA {pragma}")
         self.db.execute("BEGIN EXCLUSIVE")
         if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -119,6 +128,9 @@ class State:
         self._open()
 
     def close(self) -> None:
+        # Leaving the exclusive mode removes the journal, which is empty by now.
+        for statement in ("PRAGMA locking_mode=NORMAL", "PRAGMA journal_mode=DELETE", "SELECT 1 FROM meta"):
+            self.db.execute(statement).fetchall()
         self.db.close()
 
     @contextmanager

@@ -26,7 +26,7 @@ from rayroll.traces._owners import Kept, decide, in_order
 from rayroll.traces._report import CollectReport, LogReport, Skipped
 from rayroll.traces._state import KnownLog, SqliteShelf, State
 from rayroll.traces._streams import open_write
-from rayroll.traces.discover import default_roots, find_logs
+from rayroll.traces.discover import default_roots, find_logs, homes_of
 from rayroll.traces.formats import LogFormat, Source, formats, load_format
 from rayroll.traces.lines import LogLines, Loss
 from rayroll.traces.steps import Steps
@@ -75,10 +75,14 @@ def collect(
         ConfigError: A root does not exist, nothing was found, or another run is writing to ``out``.
     """
     started, target = time.monotonic(), Path(out)
-    places = default_roots(all_users=all_users) if roots is None else [Path(root) for root in roots]
     beside = target.with_name(target.name + ".state")
     unlisted: list[Skipped] = []
-    logs = find_logs(places, lambda path, reason: unlisted.append(Skipped(path, reason)))
+
+    def on_error(path: str, reason: str) -> None:
+        unlisted.append(Skipped(path, reason))
+
+    places = homes_of(all_users=all_users) if roots is None else [Path(root) for root in roots]
+    logs = find_logs(default_roots(places, on_error) if roots is None else places, on_error)
     logs = [log for log in logs if log.path.resolve() != target.resolve()]
     if not logs and (fresh or not beside.exists()):
         fix = "name a home or a folder that holds .jsonl or .jsonl.zst logs"

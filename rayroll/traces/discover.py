@@ -9,28 +9,38 @@ from pathlib import Path
 from rayroll.errors import ConfigError
 from rayroll.traces.formats import LogFormat, Source, formats
 
-__all__ = ["ENDINGS", "default_roots", "find_logs", "source_of"]
+__all__ = ["ENDINGS", "default_roots", "find_logs", "homes_of", "source_of"]
 
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 
 
-def default_roots(*, all_users: bool = False, env: Mapping[str, str] = os.environ) -> list[Path]:
-    """This user's home and the folders that the agents' own variables name; with ``all_users``, every home.
-
-    Homes that may not be read are found too: reading them is what says so.
-    """
-    home = Path(env.get("HOME") or Path.home())
-    roots = [home]
-    for variable in sorted({one.home_variable for one in formats()}):
-        if env.get(variable):
-            roots += [Path(part) for part in env[variable].split(",") if part]
+def homes_of(*, all_users: bool = False, env: Mapping[str, str] = os.environ) -> list[Path]:
+    """This user's home; with ``all_users``, every home of this machine."""
+    homes = [Path(env.get("HOME") or Path.home())]
     if all_users:
         import pwd
 
-        roots += [Path(entry.pw_dir) for entry in pwd.getpwall()]
-        roots += sorted(Path("/home").glob("*"))
-    existing = [root for root in dict.fromkeys(roots) if root.is_dir() and root != Path("/")]
-    return existing or [home]
+        homes += [Path(entry.pw_dir) for entry in pwd.getpwall()]
+        homes += sorted(Path("/home").glob("*"))
+    return [home for home in dict.fromkeys(homes) if home != Path("/") and _is_dir(home)]
+
+
+def default_roots(
+    homes: Iterable[Path], on_error: Callable[[str, str], None], *, env: Mapping[str, str] = os.environ
+) -> list[Path]:
+    """The agents' folders in the homes, and those that ``CLAUDE_CONFIG_DIR`` and ``CODEX_HOME`` name; existing ones.
+
+    A home that may not be looked into is told to ``on_error``.
+    """
+    roots = []
+    for home in homes:
+        if not os.access(home, os.R_OK | os.X_OK):
+            on_error(str(home), "this home may not be read")
+        roots += [home / store / folder for one in formats() for store, folder in one.folders]
+    for one in formats():
+        stores = [Path(part) for part in env.get(one.home_variable, "").split(",") if part]
+        roots += [store / folder for store in stores for _, folder in one.folders]
+    return [root for root in dict.fromkeys(roots) if _is_dir(root)]
 
 
 def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> list[Source]:
@@ -67,7 +77,14 @@ def _folders(root: Path) -> list[Path]:
     places = [(store, folder) for one in formats() for store, folder in one.folders]
     below = [root / store / folder for store, folder in places]
     within = [root / folder for store, folder in places if root.name == Path(store).name]
-    return list(dict.fromkeys(folder for folder in below + within if folder.is_dir())) or [root]
+    return list(dict.fromkeys(folder for folder in below + within if _is_dir(folder))) or [root]
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # below a folder that may not be read
+        return False
 
 
 def _walk(folder: Path, on_error: Callable[[str, str], None]) -> Iterator[Path]:
@@ -88,6 +105,9 @@ def source_of(path: Path, root: Path) -> Source:
                     home, below = Path(*path.parts[:at]), path.parts[at + len(parts) :]
                     return _source(path, home, store, below, one, home.name)
     below = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
+    if root.name in {folder for one in formats() for _, folder in one.folders}:  # a store of another name
+        home = root.parent.parent
+        return _source(path, home, root.parent.name, below, None, home.name)
     return _source(path, root, "", below, None, root.name)
 
 

@@ -16,6 +16,7 @@ from trace_logs import assistant, call, codex, meta, output, result, text, token
 from rayroll.errors import ConfigError
 from rayroll.traces.collect import Progress, collect
 from rayroll.traces.discover import default_roots
+from rayroll.traces.formats import formats, load_format
 from rayroll.traces.rows import Row, read_rows
 
 CLAUDE, CODEX = ".claude/projects/p", ".codex/sessions/2026/06/01"
@@ -217,6 +218,48 @@ def test_a_folder_without_logs_is_an_error_that_says_where_it_looked(tmp_path: P
         collect([tmp_path / "nowhere"], tmp_path / "out.jsonl")
 
 
+def test_what_damaged_logs_gave_goes_into_json_and_parquet(tmp_path: Path):
+    import duckdb
+
+    call_of = json.dumps(assistant(1, "m1", tool_use("t1", "MARK"))).encode()
+    half = call_of.replace(b"MARK", rb"\ud83d")
+    byte = call_of.replace(b"MARK", b"\xb2").replace(b"m1", b"m2").replace(b"t1", b"t2")
+    glued = call_of[:50] + json.dumps(assistant(2, "m3", text())).encode() + json.dumps(assistant(3, "m4")).encode()
+    write(tmp_path / "h" / CLAUDE / "S1.jsonl", [half + b"\n", byte + b"\n", glued + b"\n", call_of[:60]])
+    report = collect([tmp_path / "h"], tmp_path / "out.jsonl")
+    assert (report.rows, report.lost, report.mended) == (4, 2, 2)
+    assert [(loss.line, loss.kept) for loss in report.losses] == [(1, True), (2, True), (3, False), (4, False)]
+    parquet = tmp_path / "out.parquet"
+    duckdb.sql(f"COPY (FROM read_json_auto('{tmp_path}/out.jsonl')) TO '{parquet}'")
+    assert duckdb.sql(f"SELECT count(*) FROM '{parquet}'").fetchall() == [(4,)]
+
+
+# --- large
+
+
+def test_a_session_of_a_hundred_thousand_lines_is_read_and_read_on(tmp_path: Path):
+    lines = [assistant(0, "m0", text()) for _ in range(8)] + [assistant(0, "m0", tool_use("t0")), result(1, "t0")]
+    step = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    steps = [step.replace(b'"m0"', b'"m%d"' % n).replace(b'"t0"', b'"t%d"' % n) for n in range(10_000)]
+    log = write(tmp_path / "h" / CLAUDE / "S1.jsonl", steps)
+    assert collect([tmp_path / "h"], tmp_path / "out.jsonl").rows == 10_000
+    grown(log, result(60_000, "t0"), assistant(60_001, "last", text()))
+    report = collect([tmp_path / "h"], tmp_path / "out.jsonl")
+    assert (report.rows, report.logs_read_on, report.duplicate_results) == (10_001, 1, 1)
+
+
+def test_a_line_of_two_hundred_megabytes_is_read(tmp_path: Path):
+    log = write(tmp_path / "h" / CLAUDE / "S1.jsonl", [assistant(1, "m1", tool_use("t1"))])
+    before, after = json.dumps(result(2, "t1", "MARK")).encode().split(b"MARK")
+    with log.open("ab") as stream:
+        stream.write(before)
+        for _ in range(200):
+            stream.write(b"x" * 1_000_000)
+        stream.write(after + b"\n")
+    (row,) = rows(tmp_path / "h")
+    assert row["tools"][0]["result_chars"] == 200_000_000
+
+
 # --- where logs are found
 
 
@@ -240,10 +283,21 @@ def test_a_log_below_two_roots_is_read_once(tmp_path: Path):
     assert collect(roots, tmp_path / "out.jsonl").logs_found == 1
 
 
-def test_by_default_this_users_home_and_the_agents_own_variables_are_looked_at(tmp_path: Path):
-    (tmp_path / "codex").mkdir()
-    env = {"HOME": str(tmp_path), "CODEX_HOME": str(tmp_path / "codex"), "CLAUDE_CONFIG_DIR": str(tmp_path / "gone")}
-    assert default_roots(env=env) == [tmp_path, tmp_path / "codex"]
+def test_by_default_the_agents_folders_of_this_home_and_those_that_variables_name_are_looked_at(tmp_path: Path):
+    for folder in ("h/.claude/projects", "h/.codex", "h/projects", "moved/sessions"):
+        (tmp_path / folder).mkdir(parents=True)
+    env = {"CODEX_HOME": str(tmp_path / "moved"), "CLAUDE_CONFIG_DIR": str(tmp_path / "gone")}
+    found = default_roots([tmp_path / "h"], lambda *_: None, env=env)
+    assert found == [tmp_path / "h/.claude/projects", tmp_path / "moved/sessions"]
+
+
+def test_a_row_says_whose_home_and_project_its_log_lay_in(tmp_path: Path):
+    write(tmp_path / "ada" / CLAUDE / "S1.jsonl", [assistant(1, "m1", text())])
+    write(tmp_path / "ada/.codex/sessions/2026/06/01/rollout-P.jsonl", [meta(0, "P"), tokens(1, 100)])
+    claude, of_codex = rows(tmp_path / "ada")
+    assert {row["home"] for row in (claude, of_codex)} == {str(tmp_path / "ada")}
+    assert (claude["user"], claude["store"], claude["project"]) == ("ada", ".claude", "p")
+    assert (of_codex["user"], of_codex["store"], "project" in of_codex) == ("ada", ".codex", False)
 
 
 def test_progress_ends_with_everything_done(tmp_path: Path):
@@ -420,3 +474,9 @@ def test_a_log_that_may_not_be_read_costs_only_itself(tmp_path: Path):
     report = collect([tmp_path / "h"], tmp_path / "out.jsonl")
     assert report.rows == 1
     assert [Path(one.path).name for one in report.skipped] == ["S2.jsonl"]
+
+
+def test_formats_are_found_by_their_names_and_a_wrong_one_is_told_the_nearest():
+    assert [one.kind for one in formats()] == ["claude", "codex"]
+    with pytest.raises(ConfigError, match="did you mean 'codex'"):
+        load_format("codec")
