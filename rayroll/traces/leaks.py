@@ -119,9 +119,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_public(text: str) -> bool:
-    if text in _FIELDS or any(text in words for words in _WORDS.values()):
-        return True
-    return any(pattern.fullmatch(text) for pattern in _PATTERNS.values())
+    return text in _PUBLIC or any(pattern.fullmatch(text) for pattern in _PATTERNS.values())
 
 
 def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -168,4 +166,4 @@ def _is_known(kind: str, value: str) -> bool:
     return value in _WORDS.get(kind, ())
 
 
-_FIELDS = {*_allowed.ROW_FIELDS, *_allowed.EVENT_FIELDS, *_allowed.TOOL_FIELDS}
+_PUBLIC = {*_allowed.ROW_FIELDS, *_allowed.EVENT_FIELDS, *_allowed.TOOL_FIELDS}.union(*_WORDS.values())

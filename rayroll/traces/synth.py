@@ -72,7 +72,9 @@ def _block(sessions: int, codex_share: float, seed: int, start: int) -> Iterator
     calls = call_tools(session[caller], is_codex[caller], rng)
 
     output = outputs(is_codex, calls_of, rng)
-    pace = np.log(output) + 0.5 * rng.standard_normal(len(session)) - 0.25 * is_codex
+    # Shorter in long requests and in short sessions: the sums of both then come near the published ones.
+    pace = np.log(output) + 0.6 * rng.standard_normal(len(session)) - 0.25 * is_codex
+    pace += 0.25 * np.log(np.bincount(session)[session]) - 0.25 * np.log(np.repeat(length, length))
     generation_ms = np.maximum(np.rint(1000 * ranked(pace, calibration.GENERATION_S)), 2)
     wait_ms = np.zeros(len(session))
     opens = np.diff(session, prepend=-1) != 0

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayroll.errors import ConfigError
+from rayroll.traces.collect import collect
+from rayroll.traces.rows import read_rows
 from rayroll.traces.sanitize import Sanitizer, check, sanitize_rows
 
 DATA = Path(__file__).parent / "data"
@@ -152,6 +155,22 @@ def test_text_where_a_number_or_time_belongs_is_dropped():
         "output_tokens": None,
         "tools": [{"emitted_at": None, "is_error": None, "result_chars": None}],
     }
+
+
+def test_rows_of_our_own_collector_lose_their_private_fields_and_no_others(tmp_path: Path):
+    for log, folder in (("claude", ".claude/projects/p"), ("codex", ".codex/sessions/2026/03/21")):
+        (tmp_path / "home" / folder).mkdir(parents=True)
+        shutil.copy(DATA / f"{log}_session.jsonl", tmp_path / "home" / folder)
+    collect([tmp_path / "home"], tmp_path / "rows.jsonl")
+    collected: list[Any] = list(read_rows(tmp_path / "rows.jsonl"))
+    clean = list(sanitize_rows(collected))
+    assert len(clean) == 19 and check(collected, clean) == []
+    for row, shared in zip(collected, clean, strict=True):
+        assert row.keys() - shared.keys() == {"session_file", "home", "user"} | ({"cwd"} & row.keys())
+        assert [event["source"] for event in shared["timing_events"]] == [
+            event["source"] for event in row["timing_events"]
+        ]
+        assert [tool.keys() | {"input"} for tool in shared["tools"]] == [tool.keys() for tool in row["tools"]]
 
 
 def test_flags_of_ours_stay_and_others_go():

@@ -15,6 +15,7 @@ import pytest
 from rayroll.errors import ConfigError
 from rayroll.traces import _calibration as calibration
 from rayroll.traces._synth_tools import transitions
+from rayroll.traces.categories import category
 from rayroll.traces.sanitize import check, sanitize_rows
 from rayroll.traces.synth import synthesize
 
@@ -131,8 +132,7 @@ def claims(made: Measured) -> Iterator[tuple[str, float, float]]:
     for name, (low, high) in edges.items():
         inside = (made.call_ms[positive] >= low) & (made.call_ms[positive] < high)
         yield f"calls of {name}, %", 100 * inside.mean(), tools["latency_bins"][name][2]
-    category = {name: tool.category for own in calibration.TOOLS.values() for name, tool in own.items()}
-    seen = Counter(category[name] for name in made.tool.tolist())
+    seen = Counter(category(name) for name in made.tool.tolist())
     for name, (_, share) in ((k, v) for k, v in tools["category_calls"].items() if isinstance(v[0], int)):
         yield f"calls of {name}, %", 100 * seen[name] / len(made.tool), share
 
@@ -193,6 +193,11 @@ def test_a_tool_depends_on_the_one_before(made: Measured):
         after = made.tool[1:][same & (made.tool[:-1] == first)]
         provider = made.call_is_codex[made.tool == second][0]
         assert (after == second).mean() > 1.1 * (made.tool[made.call_is_codex == provider] == second).mean()
+
+
+def test_tools_are_of_the_stores_categories():
+    for name, tool in itertools.chain.from_iterable(own.items() for own in calibration.TOOLS.values()):
+        assert tool.category == category(name)
 
 
 @pytest.mark.parametrize("provider", ["claude", "codex"])
