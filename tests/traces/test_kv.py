@@ -8,20 +8,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces.tiny import call, result, session, step, store, text, user
+from traces.four_steps import ROWS
+from traces.tiny import session, step, store, text, user
 
 from rayroll.errors import ConfigError
 from rayroll.traces import kv, statistics
 from rayroll.traces.kv import Gap, Gaps
 
-# Gaps of 3 s (a tool), 93 s (the user), 600 s (a tool); 1500, 1700 and 1800 tokens, of them fresh 400, 150 and 0.
-ROWS = session(
-    "a",
-    step(user(0), call(2, id="t1", result=5), append=1000, output=100),
-    step(result(5, id="t1"), text(7), prefix=1000, append=500, output=50),
-    step(user(100), call(104, id="t2", result=704), append=1700, output=300),
-    step(result(704, id="t2"), text(706), prefix=1700, append=100, output=20),
-)
 OTHER = session(
     "b",
     step(user(0), text(1.5), append=700, output=20),

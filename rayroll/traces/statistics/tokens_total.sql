@@ -1,5 +1,5 @@
--- All tokens of the trace. input: prefix and append; output: reasoning included; reasoning_share: of the output, where
--- the agent reports reasoning at all; input_to_output: tokens read for each one written.
+-- All tokens of the trace. input: prefix and append; output: reasoning included; reasoning_share: of all output; NULL
+-- where no agent reports reasoning; input_to_output: tokens read for each one written.
 -- Source: TraceLab, trace_facts/overview_summary.
 SELECT
     if(grouping(provider) = 1, 'all', provider) AS provider,
