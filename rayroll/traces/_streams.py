@@ -21,7 +21,8 @@ def open_read(path: Path, *, offset: int = 0) -> Iterator[IO[bytes]]:
     with path.open("rb", buffering=_BUFFER_BYTES) as raw:
         stream: IO[bytes] = raw
         if path.suffix == ".gz":
-            stream = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw)), _BUFFER_BYTES)
+            # Its own buffer is small: a larger one around it is lost whole where the archive is cut.
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw))
         elif path.suffix == ".zst":
             stream = io.BufferedReader(_ZstdFrames(raw), _BUFFER_BYTES)
         if offset:

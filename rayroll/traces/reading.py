@@ -6,20 +6,17 @@ and for the lines that DuckDB gives up on.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
 import orjson
 
 from rayroll.errors import ConfigError
+from rayroll.traces._streams import damaged, open_read
 
 __all__ = ["Kind", "Lost", "files_of", "lines", "mended", "recognise"]
 
@@ -68,7 +65,10 @@ def recognise(path: Path) -> Kind:
     Raises:
         ConfigError: It is empty, or of a program that is not known here.
     """
-    head = _head(path)
+    try:
+        head = _head(path)
+    except ImportError:
+        raise ConfigError(f"{path} needs zstandard", fix="pip install 'rayroll[traces]'") from None
     if head[8:12] == b"DUCK":
         return "duckdb"
     records = [record for line in head.split(b"\n") if line.strip() for record in _records(line)]
@@ -93,10 +93,10 @@ def _head(path: Path) -> bytes:
     """About the first megabyte, in whole lines; of a cut archive, what there is."""
     head = b""
     try:
-        with opened(path) as file:
+        with open_read(path) as file:
             while len(head) < 1 << 20 and (line := file.readline()):
                 head += line
-    except (OSError, EOFError, zlib.error) as error:
+    except damaged() as error:
         if not head:
             raise ConfigError(f"{path} cannot be read: {error}") from error
     return head
@@ -105,11 +105,11 @@ def _head(path: Path) -> bytes:
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line and its number from 1; a compressed file may be cut, and then ends where it does."""
     number = 0
-    with opened(path) as file:
+    with open_read(path) as file:
         try:
             for number, line in enumerate(file, start=1):
                 yield number, line
-        except (EOFError, zlib.error, OSError) as error:
+        except damaged() as error:
             yield number + 1, f"<{error}>".encode()  # no JSON: it is counted as lost
 
 
@@ -131,24 +131,6 @@ def mended(path: Path, *, only_damaged: bool) -> Iterator[dict[str, Any] | Lost]
         yield from rows
         if not is_sound and not (rows and _is_whole(line)):
             yield Lost(str(path), number, _reason(line))
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, unpacked where its name ends in ``.gz`` or ``.zst``."""
-    if path.name.endswith(".gz"):
-        with gzip.open(path) as file:
-            yield cast(IO[bytes], file)
-    elif path.name.endswith(".zst"):
-        try:
-            import zstandard
-        except ImportError:
-            raise ConfigError(f"{path} needs zstandard", fix="pip install 'rayroll[traces]'") from None
-        with zstandard.open(path, "rb") as file:
-            yield io.BufferedReader(cast(io.RawIOBase, file), 1 << 20)  # its own reader knows no lines
-    else:
-        with path.open("rb") as file:
-            yield file
 
 
 def _value(line: bytes) -> Any:

@@ -4,7 +4,8 @@
 -- Sums and differences of what passes here stay far from the ends of their types.
 CREATE OR REPLACE TEMP MACRO amount(x) AS CASE WHEN x BETWEEN 0 AND 1e12 THEN x END;
 CREATE OR REPLACE TEMP MACRO moment(written) AS CASE
-    WHEN try_cast(written AS TIMESTAMPTZ) BETWEEN TIMESTAMPTZ '1970-01-01T00:00Z' AND TIMESTAMPTZ '2200-01-01T00:00Z'
+    WHEN try_cast(written AS TIMESTAMPTZ)
+        BETWEEN TIMESTAMPTZ '1970-01-01 00:00:00+00' AND TIMESTAMPTZ '2200-01-01 00:00:00+00'
     THEN make_timestamp(epoch_us(try_cast(written AS TIMESTAMPTZ)))
 END;
 

@@ -205,6 +205,14 @@ def test_rows_are_read_packed_or_not(tmp_path: Path, name: str, pack: Callable[[
     assert len(found) == 4
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_an_archive_that_was_appended_to_is_read_to_its_end(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / ("rows.jsonl.gz" if pack is gzip.compress else "rows.jsonl.zst")
+    write(path, ROWS[:1], pack)
+    path.write_bytes(path.read_bytes() + write(tmp_path / "more", ROWS[1:], pack).read_bytes())
+    assert loaded(path)[0].added == 2
+
+
 def test_a_folder_is_all_the_traces_in_it(tmp_path: Path) -> None:
     write(tmp_path / "one.jsonl", ROWS[:1])
     (tmp_path / "below").mkdir()
