@@ -77,6 +77,8 @@ async def probe_all(configs: Mapping[str, Mapping[str, Any]] | None = None) -> d
             return await found(config).probe()
         except RayrollError as error:
             return Probe(False, str(error), str(error.facts.get("fix", "")))
+        except Exception as error:  # one that is sick in a way nobody thought of must not hide the others
+            return Probe(False, f"its probe failed: {error!r}", "report this")
 
     names = kinds()
     return dict(zip(names, await asyncio.gather(*(probe(kind) for kind in names)), strict=True))

@@ -312,7 +312,10 @@ def _translated(error: Exception, operation: str) -> RayrollError | None:
         NoCredentialsError,
         PartialCredentialsError,
     )
+    from botocore.parsers import ResponseParserError
 
+    if isinstance(error, ResponseParserError):  # cut off, or whoever stands between wrote it
+        return EngineDownError("EC2's answer cannot be read", reason=str(error), operation=operation)
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
         said = str(error.response.get("Error", {}).get("Message", ""))

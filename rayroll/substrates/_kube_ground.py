@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ __all__ = ["Ground", "pull_seconds"]
 
 logger = logging.getLogger(__name__)
 
+EVENT_PATIENCE_S = 1.0
+"""A kubelet says that it has an image before the container is made, and events may come late."""
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 RIGHTS = (
     ("create", "pods", ""),
@@ -160,9 +163,13 @@ class Ground:
 
     async def pull_s(self, pod: str) -> float:
         """Seconds for which its node pulled the pod's images, one after the other; 0: it had them, or nobody says."""
+        deadline_s = time.monotonic() + EVENT_PATIENCE_S
         with contextlib.suppress(SubstrateError):
-            events = await self._events(pod)
-            return sum(pull_seconds(str(event.get("message"))) for event in events if event.get("reason") == "Pulled")
+            while True:
+                said = [str(e.get("message")) for e in await self._events(pod) if e.get("reason") == "Pulled"]
+                if said or time.monotonic() > deadline_s:
+                    return sum(map(pull_seconds, said))
+                await asyncio.sleep(0.1)
         return 0.0
 
     async def _events(self, pod: str) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ needs_ec2 = needs("ec2")
 Request = dict[str, str]
 ERROR = "<Response><Errors><Error><Code>{0}</Code><Message>so it is</Message></Error></Errors></Response>"
 LOST = "connection"
+GARBLED = "nonsense"
 
 
 class Between(ThreadingHTTPServer):
@@ -45,7 +46,8 @@ class Between(ThreadingHTTPServer):
         self.ec2 = urlsplit(os.environ["AWS_ENDPOINT_URL_EC2"])
         self.asked: list[Request] = []
         self.answer: Callable[[Request], str | None] = lambda request: None
-        """The code of an error; ``LOST``: it happens, and the answer does not arrive; None: as EC2 does."""
+        """The code of an error; ``LOST``: it happens, and the answer does not arrive; ``GARBLED``: what arrives is no
+        answer; None: as EC2 does."""
         super().__init__(("127.0.0.1", 0), Handler)
 
     def calls(self, action: str) -> list[Request]:
@@ -59,6 +61,8 @@ class Handler(BaseHTTPRequestHandler):
         request = dict(parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode(), keep_blank_values=True))
         self.server.asked.append(request)
         code = self.server.answer(request)
+        if code == GARBLED:
+            return self.reply(200, b"")
         if code not in (None, LOST):
             return self.reply(503 if code == "RequestLimitExceeded" else 400, ERROR.format(code).encode())
         ec2 = http.client.HTTPConnection(self.server.ec2.netloc, timeout=60)
@@ -230,6 +234,16 @@ async def test_an_outage_is_no_part_of_the_time_that_a_machine_is_unknown(betwee
         between.answer = answer
         async with open_sandbox(substrate, run_id=run_id) as live:
             assert (await live.sh("echo seen")).output == "seen\n"
+
+
+async def test_an_answer_that_cannot_be_read_is_asked_for_again(
+    ec2: Ec2Substrate, between: Between, run_id: str
+) -> None:
+    answers = [first(1, action, GARBLED) for action in ("RunInstances", "DescribeInstances")]
+    between.answer = lambda request: next((code for answer in answers if (code := answer(request))), None)
+    async with open_sandbox(ec2, run_id=run_id) as live:
+        assert (await live.sh("echo read")).output == "read\n"
+    assert len({launch["ClientToken"] for launch in between.calls("RunInstances")}) == 1
 
 
 async def test_without_room_here_it_is_launched_there(ec2: Ec2Substrate, between: Between, run_id: str) -> None:
