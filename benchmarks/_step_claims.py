@@ -89,6 +89,7 @@ CLAIMS = (
         lambda runner, floors: p50_ms(runner) - floors[FLOOR][0] * 1e3,
     ),
     Claim("ssh-exec over runner-ec2", at_least, 5.0, ("ssh-exec", "runner-ec2"), _ratio),
+    Claim("ssh-cli over runner-ec2", at_least, 5.0, ("ssh-cli", "runner-ec2"), _ratio),
 )  # fmt: skip
 
 
