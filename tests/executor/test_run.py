@@ -214,8 +214,8 @@ async def test_a_reader_that_stops_holds_the_run_back(executor: Executor) -> Non
     run = submit(executor, [little.task()], policy, samples_per_task=10, max_in_flight=2)
     reader = run.rollouts()
     await anext(reader)
-    await little.until(lambda: run.in_flight == 0)
     # One was read, two wait to be read, and two hold their slots until there is room.
+    await little.until(lambda: len(policy.turns) >= 5 and run.in_flight == 0)
     assert len(policy.turns) == 5
     assert len([rollout async for rollout in reader]) == 9
 
