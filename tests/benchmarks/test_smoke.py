@@ -128,6 +128,13 @@ def test_one_host_and_an_actor_per_env_are_measured_and_checked() -> None:
     assert 0 <= line["real"]["loop_lag_p50_ms"] <= line["real"]["loop_lag_p99_ms"]
 
 
+def test_traces_are_read_stored_and_asked() -> None:
+    line = last_line("trace_ingest.py")
+    assert [part["rows"] for part in line["ingest"]] == [133, 266]
+    assert min(line["raw_mb_per_s"], line["raw_rss_mb"], line["report_s"]) > 0
+    assert line["store"]["steps"] > 0 and line["store"]["statistics"] > 40
+
+
 def test_the_scheduler_settles_every_rollout_and_its_policies_are_compared() -> None:
     line = last_line("scheduler_scale.py")
     assert (line["slots"], line["rollouts"]) == (500, 4_000)
