@@ -10,7 +10,7 @@ from rayroll.errors import RayrollError
 from rayroll.testing.conformance._lab import Lab
 from rayroll.testing.conformance._registry import Capability, check, expect, same
 
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 """How long after its timeout a command may take to come back."""
 
 
