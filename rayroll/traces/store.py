@@ -90,6 +90,8 @@ class Store:
         try:
             # Times without an offset are UTC, whatever this machine's zone.
             connection.execute("SET TimeZone = 'UTC'")
+            # Of what takes longer than two seconds it would be drawn on standard output, which is ours.
+            connection.execute("SET enable_progress_bar = false")
             _make_or_check(connection, path)
             # Views are code, not data: those of this version, also over a file of an earlier one.
             for name in _views():
