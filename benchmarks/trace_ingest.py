@@ -192,7 +192,7 @@ def main(argv: Sequence[str]) -> int:
         large = ingest(folder / "large", options.large_mb)
         answered = answer(folder / "store", options.steps)
     show(small, large, answered)
-    found = [] if options.smoke else gates(small, large, answered)
+    found = [] if options.smoke else [gate.as_json() for gate in gates(small, large, answered)]
     show_gates(console, found)
     line = {
         "raw_mb_per_s": small["mb_per_s"],
@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
         "report_s": answered["ask_s"],
         "ingest": [small, large],
         "store": answered,
-        "gates": [gate.as_json() for gate in found],
+        "gates": found,
         "machine": {**machine, "load_after": load_average()},
         "wall_s": round(time.monotonic() - start_s, 1),
     }
