@@ -35,6 +35,28 @@ def rows_of(kind: str, log: Path) -> tuple[list[Row], Tally, list[Loss]]:
     return [row for _, row, _ in shelf], reader.tally, losses
 
 
+def gives_what_is_published(kind: str, log: Path) -> None:
+    """A sample's rows are TraceLab's, field by field."""
+    rows, tally, losses = rows_of(kind, log)
+    differs = {
+        "session_file",  # where the file lay when TraceLab read it
+        "home",  # the same, below this test's folder
+    }
+    ours = {"is_subagent": False, "parent_session_id": None, "flags": []}
+    theirs = published(kind)
+    assert len(rows) == len(theirs) > 0
+    for row, wanted in zip(rows, theirs, strict=True):
+        assert all(tool.pop("status") == "finished" for tool in row["tools"])
+        assert {name: value for name, value in row.items() if name not in differs | ours.keys()} == {
+            name: value for name, value in wanted.items() if name not in differs
+        }
+        assert {name: row[name] for name in ours} == ours
+        assert row["home"].endswith(wanted["home"])
+        assert list(row)[: len(wanted)] == list(wanted)
+    assert not losses
+    assert not tally.unknown_types
+
+
 def write(log: Path, records: Iterable[Any]) -> Path:
     """One line each; bytes are written as they are."""
     log.parent.mkdir(parents=True, exist_ok=True)

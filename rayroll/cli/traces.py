@@ -72,16 +72,15 @@ def sanitize(
     """
     from rayroll.errors import ConfigError
     from rayroll.traces.rows import read_rows, write_rows
-    from rayroll.traces.sanitize import Sanitizer
     from rayroll.traces.sanitize import check as leaks_of
+    from rayroll.traces.sanitize import sanitize_rows
 
     if check:
         leaks = leaks_of(read_rows(rows), read_rows(out))
     else:
         if out.exists() and out.samefile(rows):
             raise ConfigError("the rows would be overwritten by their sanitized ones", fix="name another file")
-        sanitizer = Sanitizer()
-        count = write_rows(out, (sanitizer.row(row) for row in read_rows(rows)))  # type: ignore[misc]
+        count = write_rows(out, sanitize_rows(read_rows(rows)))  # type: ignore[arg-type]
         leaks = leaks_of(read_rows(rows), read_rows(out))
         typer.echo(f"{count} rows: {out}")
     for leak in leaks[:20]:

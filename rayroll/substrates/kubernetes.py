@@ -173,7 +173,6 @@ class KubernetesSubstrate(Substrate):
         for channel in self._channels.values():
             channel.abort()
         self._channels.clear()
-        await self._published.close()
         await cluster.close()
 
     async def probe(self) -> Probe:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+from rayroll.errors import ConfigError
+
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 16 << 10
 
@@ -35,10 +37,8 @@ class _ZstdFrames(io.RawIOBase):
     says so when the last frame is cut off."""
 
     def __init__(self, raw: IO[bytes]) -> None:
-        import zstandard
-
         self._raw = raw
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._new_frame = _zstandard().ZstdDecompressor().decompressobj
         self._frame: Any = None
         self._packed = b""
         self._plain = memoryview(b"")
@@ -77,9 +77,7 @@ def open_write(path: Path) -> Iterator[IO[bytes]]:
             with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as packed:
                 yield cast(IO[bytes], packed)
         elif path.suffix == ".zst":
-            import zstandard
-
-            with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as writer:
+            with _zstandard().ZstdCompressor(level=3).stream_writer(raw, closefd=False) as writer:
                 yield cast(IO[bytes], writer)
         else:
             yield raw
@@ -93,3 +91,11 @@ def damaged() -> tuple[type[Exception], ...]:
     except ImportError:
         return usual
     return (*usual, zstandard.ZstdError)
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError("a .zst file needs zstandard", fix="pip install 'rayroll[traces]'") from None
+    return zstandard

@@ -273,7 +273,7 @@ def test_compressed_logs_any_folder_and_single_logs_are_found(tmp_path: Path):
 
 def test_of_a_home_only_the_agents_folders_are_looked_at(tmp_path: Path):
     write(tmp_path / "h" / CLAUDE / "S1.jsonl", [assistant(1, "m1", text())])
-    write(tmp_path / "h/work/S2.jsonl", [assistant(1, "m2", text())])
+    write(tmp_path / "h/office/S2.jsonl", [assistant(1, "m2", text())])
     assert collect([tmp_path / "h"], tmp_path / "out.jsonl").logs_found == 1
 
 
