@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import json
 import math
+import os
 import tarfile
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +29,8 @@ MOST_HASHED_BYTES = 64 << 20
 """Largest working directory that is hashed; it passes through this process's memory."""
 _CACHES = {"__pycache__", ".pytest_cache", ".hypothesis", ".git"}
 _NO_ROOM, _NO_VERDICT, _TIMEOUT = "no_room", "no_verdict", "grade_timeout"
+_ROOM_BYTES = 64 << 10
+"""A disk on which that does not fit is full."""
 
 
 async def run_tests(
@@ -94,8 +98,22 @@ async def _verdict(runner: RunnerClient, result: ExecResult) -> Grade:
     try:
         reward, more = await _read_reward(runner)
     except (SandboxFileError, ValueError) as error:
-        return _no_verdict(_NO_VERDICT, f"the tests left no readable verdict in {VERIFIER_LOGS}: {error}", result)
+        kind = _NO_VERDICT if await _had_room(runner, result.output) else _NO_ROOM
+        return _no_verdict(kind, f"the tests left no readable verdict in {VERIFIER_LOGS}: {error}", result)
     return Grade(reward, result.output, None, {**_details(result), **more})
+
+
+async def _had_room(runner: RunnerClient, output: str) -> bool:
+    """Was the disk not full? Its space may have come back since, so what the tests were told counts too."""
+    if os.strerror(errno.ENOSPC) in output:
+        return False
+    probe = f"{VERIFIER_LOGS}/.room"
+    try:
+        await runner.write_file(probe, bytes(_ROOM_BYTES))
+        await runner.remove(probe)
+    except SandboxFileError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
 
 
 async def _read_reward(runner: RunnerClient) -> tuple[float, dict[str, Any]]:

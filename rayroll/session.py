@@ -48,6 +48,7 @@ _KILLED_BY_ITS_AGENT = {
     "exit 70": "the runner was kept from working by what ran beside it",  # its descriptors or its memory were taken
 }
 """Causes of death that an agent brings about, in the words of ``Substrate.cause_of_death``."""
+_ROUNDS_WITHOUT_ROOM = 3
 _LIMIT_NOTES = {"total": "ended by its time limit", "idle": "ended because it printed nothing for too long"}
 
 T = TypeVar("T")
@@ -657,26 +658,29 @@ class Session:
         return await self._run_tests(fresh)
 
     async def _settle(self, grade: Grade, live: Live) -> Grade:
-        """Whose fault is it that there is no verdict? Untouched tests tell."""
-        assert grade.failure is not None
-        reason, error = grade.failure.reason, grade.failure.error
-        if error == "no_room" or self.task.id not in self._client._judged_untouched:
-            control = await self._in_fresh_sandbox(self._run_tests)
-            if control.failure is not None and control.failure.error == error == "no_room":
-                raise DiskFullError("an untouched sandbox has no room for the tests either", reason=reason)
-            if control.failure is not None:
-                reason = f"{reason}; in an untouched sandbox: {control.failure.reason}"
-                return replace(grade, failure=Failure("grader", reason, error))
-            self._client._judged_untouched.add(self.task.id)
-        if error == "no_room":
-            # The untouched one may have found room because a neighbour on this node has just given it back.
+        """Whose fault is it that there is no verdict? Untouched tests tell.
+
+        Where there was no room, several rounds of both do: neighbours on the node give space back and take it.
+        """
+        for _ in range(_ROUNDS_WITHOUT_ROOM):
+            assert grade.failure is not None
+            failure = grade.failure
+            if failure.error == "no_room" or self.task.id not in self._client._judged_untouched:
+                control = (await self._in_fresh_sandbox(self._run_tests)).failure
+                if control is not None and control.error == "no_room":
+                    raise DiskFullError("an untouched sandbox has no room for the tests either", reason=failure.reason)
+                if control is not None:
+                    reason = f"{failure.reason}; in an untouched sandbox: {control.reason}"
+                    return replace(grade, failure=Failure("grader", reason, failure.error))
+                self._client._judged_untouched.add(self.task.id)
+            if failure.error != "no_room":
+                break
             grade = await self._judge_once(live)
             if not grading.is_doubtful(grade):
                 return grade
-            assert grade.failure is not None
-            reason, error = grade.failure.reason, grade.failure.error
-        reason = f"{reason}; in an untouched sandbox they give a verdict"
-        return replace(grade, reward=0.0, failure=Failure("policy", reason, error))
+        assert grade.failure is not None
+        reason = f"{grade.failure.reason}; in an untouched sandbox they give a verdict"
+        return replace(grade, reward=0.0, failure=Failure("policy", reason, grade.failure.error))
 
     async def _in_fresh_sandbox(self, judge: Callable[[Live], Coroutine[Any, Any, Grade]]) -> Grade:
         client = self._client

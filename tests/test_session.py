@@ -270,6 +270,15 @@ async def test_tests_without_a_readable_verdict_are_the_grader_s_fault(verdict: 
         assert grade.failure is not None and grade.failure.fault == "grader"
 
 
+async def test_a_verdict_that_found_no_room_is_asked_for_again() -> None:
+    """What filled the disk is a neighbour's, and gone by now."""
+    once = "[ ! -e full ] || { rm full; echo 'sh: write error: No space left on device' >&2; exit 1; }\n"
+    async with opened() as client, client.open(little.task(grader=once + little.GRADER)) as session:
+        await session.exec("echo 42 > answer.txt; touch full")
+        grade = await session.grade()
+        assert (grade.reward, grade.failure) == (1.0, None)
+
+
 @pytest.mark.parametrize(
     ("verdict", "reward"),
     [

@@ -7,11 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import little
 import pytest
 from chaos.stage import Stage, all_are_right_or_typed
 from executor.conftest import Opened
 from requirements import require
 
+from rayroll import Client
+from rayroll.errors import DiskFullError
 from rayroll.policies.scripted import ScriptedPolicy
 
 CHUNK = b"x" * 4096
@@ -52,3 +55,12 @@ async def test_a_full_disk_gives_no_reward_that_nobody_earned_and_is_over_when_i
         assert [rollout.reward async for rollout in after.rollouts()] == [1.0] * len(stage.tasks())
     left = [path.name for path in await asyncio.to_thread(lambda: [*disk.iterdir()]) if not path.name.startswith(".")]
     assert left == []
+
+
+async def test_a_verdict_that_finds_no_room_in_an_untouched_sandbox_either_is_the_machine_s_fault(disk: Path) -> None:
+    tests = "cat /dev/zero > /logs/verifier/filler 2>/dev/null; echo 1 > /logs/verifier/reward.txt 2>/dev/null"
+    task = little.task(grader=tests)
+    config = {"rootfs": "host", "folder": str(disk)}
+    async with Client("local", substrate_config=config) as client, client.open(task) as session:
+        with pytest.raises(DiskFullError):
+            await session.grade()
