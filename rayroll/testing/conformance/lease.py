@@ -13,7 +13,8 @@ from rayroll.testing.conformance._lab import Lab
 from rayroll.testing.conformance._registry import check, expect, same
 from rayroll.testing.conformance.kill import new_mark
 
-LEASE_S = 3.0
+LEASE_S = 5.0
+"""What a sandbox on a busy machine answers within, and not much more, for every check waits for it."""
 PATIENCE_S = 15.0
 """How long after its lease a sandbox may take to be gone: an engine has to remove it, on a busy machine."""
 REAPER_S = 30.0
