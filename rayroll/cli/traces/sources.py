@@ -1,27 +1,18 @@
-"""Traces of coding agents: collect them, make them fit to share, load them into a store, ask the store."""
+"""Where traces come from: agents' logs, made-up sessions, a store to ask; and what of them may be shared."""
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rayroll.cli.traces._tables import console
 
-__all__ = ["traces"]
-
-traces = typer.Typer(help="Traces of coding agents: Claude Code, Codex, and rollouts of our own.", no_args_is_help=True)
-
-Store = Annotated[Path, typer.Argument(help="A store that `rayroll traces load` has made.")]
+__all__ = ["collect", "load", "sanitize", "synth"]
 
 
-@traces.command()
 def collect(
     out: Annotated[Path, typer.Option(help="Rows go here: .jsonl, .jsonl.gz or .jsonl.zst.")] = Path("traces.jsonl"),
     root: Annotated[
@@ -38,7 +29,7 @@ def collect(
     from rayroll.traces import collect as collecting
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console()) as bar:
+    with Progress(*columns, console=console()) as bar:
         task = bar.add_task("logs", total=None)
 
         def show(at: collecting.Progress) -> None:
@@ -60,7 +51,6 @@ def collect(
         typer.echo(f"  passed over: {', '.join(f'{n} {name}' for name, n in found.unknown_types.items())}", err=True)
 
 
-@traces.command()
 def sanitize(
     rows: Annotated[Path, typer.Argument(help="Rows of `rayroll traces collect`.")],
     out: Annotated[Path, typer.Argument(help="Rows that may be shared; with --check, those to be checked.")],
@@ -90,15 +80,14 @@ def sanitize(
         raise typer.Exit(1)
 
 
-@traces.command()
 def load(
     files: Annotated[list[Path], typer.Argument(help="Rows, rollouts.jsonl, TraceLab's DuckDB file, or folders.")],
     store: Annotated[Path, typer.Option(help="Made where it is not there.")] = Path("traces.duckdb"),
 ) -> None:
     """Load traces into a store; what is there already is not loaded twice."""
-    from rayroll.traces.store import Store as Traces
+    from rayroll.traces.store import Store
 
-    with Traces.open(store) as opened:
+    with Store.open(store) as opened:
         report = opened.load(files)
     typer.echo(f"{report.added} steps added, {report.repeated} were there already: {store}")
     told = {
@@ -115,60 +104,6 @@ def load(
         typer.echo(f"  {loss.file}:{loss.line}: {loss.reason}", err=True)
 
 
-@traces.command()
-def stats(
-    store: Store,
-    names: Annotated[list[str] | None, typer.Argument(help="Which statistics; default: all.")] = None,
-    prices: Annotated[
-        Path | None, typer.Option(help="A price table (TOML) instead of the one that comes along.")
-    ] = None,
-    csv_folder: Annotated[Path | None, typer.Option("--csv", help="Also write a CSV file for each here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
-    definitions: Annotated[bool, typer.Option(help="Say what each means, and who defined it so.")] = False,
-) -> None:
-    """Compute the statistics of a store."""
-    from rayroll.traces import prices as price_tables
-    from rayroll.traces import statistics
-    from rayroll.traces.store import Store as Traces
-
-    table = price_tables.load(prices).rows()
-    found: dict[str, list[dict[str, Any]]] = {}
-    with Traces.open(store, read_only=True) as opened:
-        for name in names or statistics.names():
-            given = {"prices": table} if "prices" in statistics.parameters(name) else {}
-            found[name] = statistics.compute(opened.connection, name, **given)
-    if csv_folder is not None:
-        csv_folder.mkdir(parents=True, exist_ok=True)
-        for name, lines in found.items():
-            _write_csv(csv_folder / f"{name}.csv", lines)
-    if as_json:
-        sys.stdout.write(json.dumps(found, default=str) + "\n")
-        return
-    console = _console(sys.stdout)
-    for name, lines in found.items():
-        _show(console, name, lines, statistics.definition(name) if definitions else "")
-
-
-@traces.command()
-def kv(
-    store: Store,
-    break_even_s: Annotated[
-        float, typer.Option("--break-even", help="Seconds of holding a cache that cost as much as filling it again.")
-    ] = 300.0,
-) -> None:
-    """Hold or drop: what policies for a waiting session's KV cache would have done on these traces."""
-    from dataclasses import asdict
-
-    from rayroll.traces import kv as caches
-    from rayroll.traces.store import Store as Traces
-
-    with Traces.open(store, read_only=True) as opened:
-        gaps = caches.Gaps.read(opened.connection)
-    outcomes = caches.study(gaps, caches.standard(break_even_s=break_even_s))
-    _show(_console(sys.stdout), "kv", [asdict(outcome) for outcome in outcomes], "")
-
-
-@traces.command()
 def synth(
     out: Annotated[Path, typer.Argument(help="Rows go here: .jsonl, .jsonl.gz or .jsonl.zst.")],
     sessions: Annotated[int, typer.Option(min=1)] = 1000,
@@ -180,37 +115,3 @@ def synth(
 
     count = write_rows(out, synthesize(sessions, seed=seed))  # type: ignore[arg-type]
     typer.echo(f"{count} steps in {sessions} sessions: {out}")
-
-
-def _console(file: Any = None) -> Console:
-    from rich.console import Console
-
-    file = file or sys.stderr
-    return Console(file=file, width=None if file.isatty() else 140)
-
-
-def _show(console: Console, name: str, lines: Sequence[Mapping[str, Any]], definition: str) -> None:
-    from rich.table import Table
-
-    console.print(f"[bold]{name}[/bold]" + (f"  [dim]{definition}" if definition else ""), highlight=False)
-    table = Table(box=None, header_style="dim")
-    for column in lines[0] if lines else ["nothing"]:
-        table.add_column(column, justify="left" if lines and isinstance(lines[0][column], str) else "right")
-    for line in lines:
-        table.add_row(*map(_cell, line.values()))
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]) if lines else [])
-        writer.writeheader()
-        writer.writerows(lines)

@@ -1,0 +1,52 @@
+"""How the commands for traces show what they have found: on standard error for people, as tables, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["StorePath", "console", "show", "write_csv"]
+
+StorePath = Annotated[Path, typer.Argument(help="A store that `rayroll traces load` has made.")]
+
+
+def console(file: Any = None) -> Console:
+    from rich.console import Console
+
+    file = file or sys.stderr
+    return Console(file=file, width=None if file.isatty() else 140)
+
+
+def show(on: Console, name: str, lines: Sequence[Mapping[str, Any]], definition: str) -> None:
+    from rich.table import Table
+
+    on.print(f"[bold]{name}[/bold]" + (f"  [dim]{definition}" if definition else ""), highlight=False)
+    table = Table(box=None, header_style="dim")
+    for column in lines[0] if lines else ["nothing"]:
+        table.add_column(column, justify="left" if lines and isinstance(lines[0][column], str) else "right")
+    for line in lines:
+        table.add_row(*map(_cell, line.values()))
+    on.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]) if lines else [])
+        writer.writeheader()
+        writer.writerows(lines)

@@ -1,0 +1,65 @@
+"""What a store is asked: its statistics, and what it tells of the serving side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayroll.cli.traces._tables import StorePath, console, show, write_csv
+
+__all__ = ["kv", "stats"]
+
+
+def stats(
+    store: StorePath,
+    names: Annotated[list[str] | None, typer.Argument(help="Which statistics; default: all.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="A price table (TOML) instead of the one that comes along.")
+    ] = None,
+    csv_folder: Annotated[Path | None, typer.Option("--csv", help="Also write a CSV file for each here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    definitions: Annotated[bool, typer.Option(help="Say what each means, and who defined it so.")] = False,
+) -> None:
+    """Compute the statistics of a store."""
+    from rayroll.traces import prices as price_tables
+    from rayroll.traces import statistics
+    from rayroll.traces.store import Store
+
+    table = price_tables.load(prices).rows()
+    found: dict[str, list[dict[str, Any]]] = {}
+    with Store.open(store, read_only=True) as opened:
+        for name in names or statistics.names():
+            given = {"prices": table} if "prices" in statistics.parameters(name) else {}
+            found[name] = statistics.compute(opened.connection, name, **given)
+    if csv_folder is not None:
+        csv_folder.mkdir(parents=True, exist_ok=True)
+        for name, lines in found.items():
+            write_csv(csv_folder / f"{name}.csv", lines)
+    if as_json:
+        sys.stdout.write(json.dumps(found, default=str) + "\n")
+        return
+    out = console(sys.stdout)
+    for name, lines in found.items():
+        show(out, name, lines, statistics.definition(name) if definitions else "")
+
+
+def kv(
+    store: StorePath,
+    break_even_s: Annotated[
+        float, typer.Option("--break-even", help="Seconds of holding a cache that cost as much as filling it again.")
+    ] = 300.0,
+) -> None:
+    """Hold or drop: what policies for a waiting session's KV cache would have done on these traces."""
+    from dataclasses import asdict
+
+    from rayroll.traces import kv as caches
+    from rayroll.traces.store import Store
+
+    with Store.open(store, read_only=True) as opened:
+        gaps = caches.Gaps.read(opened.connection)
+    outcomes = caches.study(gaps, caches.standard(break_even_s=break_even_s))
+    show(console(sys.stdout), "kv", [asdict(outcome) for outcome in outcomes], "")
