@@ -44,24 +44,29 @@ SELECT id FROM (
 CREATE UNIQUE INDEX temp.dropped_id ON dropped (id);
 
 -- A copy of a log that ends earlier may end within a step: that is no step beside the whole one.
-CREATE INDEX temp.claims_session ON claims (session, at);
+CREATE INDEX temp.claims_at ON claims (session, at);
+CREATE INDEX temp.claims_call ON claims (session, first_call);
 INSERT OR IGNORE INTO dropped
 SELECT part.id FROM claims part JOIN claims whole
-ON whole.session = part.session AND whole.log <> part.log
-   AND (whole.at = part.at OR whole.first_call = part.first_call)
+ON whole.log <> part.log
+   AND (whole.session = part.session AND whole.at = part.at
+        OR whole.session = part.session AND whole.first_call = part.first_call)  -- so written, each uses its index
 WHERE part.open AND whole.id NOT IN dropped
   AND (NOT whole.open OR whole.weight > part.weight OR (whole.weight = part.weight AND whole.name < part.name));
 
 CREATE TEMP TABLE kept AS
 SELECT s.id, s.log, s.position, s.provider, s.session, s.at, s.flags FROM steps s WHERE s.id NOT IN dropped;
 
+-- The part of a session that one log has, and when the session and this part of it began.
+CREATE TEMP TABLE parts AS
+SELECT session, log, min(at) AS first, min(min(at)) OVER (PARTITION BY session) AS session_first
+FROM kept GROUP BY session, log;
+CREATE UNIQUE INDEX temp.parts_session_log ON parts (session, log);
+
 CREATE TEMP TABLE in_order AS
 SELECT k.id
-FROM kept k
-JOIN (SELECT session, min(at) AS first FROM kept GROUP BY session) ses USING (session)
-JOIN (SELECT session, log, min(at) AS first FROM kept GROUP BY session, log) part USING (session, log)
-JOIN logs l ON l.id = k.log
-ORDER BY k.provider, ses.first IS NULL, ses.first, k.session, part.first IS NULL, part.first, l.path, k.position;
+FROM kept k JOIN parts p USING (session, log) JOIN logs l ON l.id = k.log
+ORDER BY k.provider, p.session_first IS NULL, p.session_first, k.session, p.first IS NULL, p.first, l.path, k.position;
 """
 
 
@@ -77,7 +82,7 @@ class Kept(NamedTuple):
 
 def decide(db: sqlite3.Connection) -> int:
     """Settle whose each step is. Returns how many copies are dropped."""
-    for table in ("roots", "claims", "shared", "own_work", "dropped", "kept", "in_order"):
+    for table in ("roots", "claims", "shared", "own_work", "dropped", "kept", "parts", "in_order"):
         db.execute(f"DROP TABLE IF EXISTS temp.{table}")
     db.execute("CREATE TEMP TABLE roots (family TEXT PRIMARY KEY, root TEXT NOT NULL)")
     parents = dict(db.execute("SELECT child, min(parent) FROM lineage GROUP BY child"))

@@ -62,6 +62,7 @@ CREATE TABLE steps (
     UNIQUE (log, position)
 );
 CREATE TABLE lineage (log INTEGER NOT NULL, child TEXT NOT NULL, parent TEXT NOT NULL);
+CREATE INDEX lineage_log ON lineage (log);
 """
 
 
