@@ -26,7 +26,7 @@ from rayroll.traces._owners import Kept, decide, in_order
 from rayroll.traces._report import CollectReport, LogReport, Skipped
 from rayroll.traces._state import KnownLog, SqliteShelf, State
 from rayroll.traces._streams import open_write
-from rayroll.traces.discover import default_roots, find_logs, homes_of
+from rayroll.traces.discover import Found, default_roots, find_logs, homes_of
 from rayroll.traces.formats import LogFormat, Source, formats, load_format
 from rayroll.traces.lines import LogLines, Loss
 from rayroll.traces.steps import Steps
@@ -83,7 +83,7 @@ def collect(
 
     places = homes_of(all_users=all_users) if roots is None else [Path(root) for root in roots]
     logs = find_logs(default_roots(places, on_error) if roots is None else places, on_error)
-    logs = [log for log in logs if log.path.resolve() != target.resolve()]
+    logs = [log for log in logs if Path(log.path).resolve() != target.resolve()]
     if not logs and (fresh or not beside.exists()):
         fix = "name a home or a folder that holds .jsonl or .jsonl.zst logs"
         raise ConfigError("no logs were found", looked_in=[str(place) for place in places], fix=fix)
@@ -103,7 +103,7 @@ class _Run:
         self,
         state: State,
         target: Path,
-        logs: list[Source],
+        logs: list[Found],
         unlisted: list[Skipped],
         progress: Callable[[Progress], None],
     ) -> None:
@@ -115,18 +115,19 @@ class _Run:
 
     def run(self, *, prune: bool, started: float) -> CollectReport:
         report = self._report
-        sizes = [_stat(log.path) for log in self._logs]
-        done, total = 0, sum(status.st_size for status in sizes if status)
-        for number, (log, status) in enumerate(zip(self._logs, sizes, strict=True)):
-            self._progress(Progress(str(log.path), number, len(sizes), done, total))
+        number_of_logs = len(self._logs)
+        done, total = 0, sum(_size(log.path) for log in self._logs)
+        for number, log in enumerate(self._logs):
+            self._progress(Progress(log.path, number, number_of_logs, done, total))
+            status = _stat(log.path)
             if status is None:
-                report.skipped.append(Skipped(str(log.path), "it was deleted while logs were read"))
+                report.skipped.append(Skipped(log.path, "it was deleted while logs were read"))
                 continue
-            self._one(log, status)
+            self._one(log.source(), status)
             done += status.st_size
-        report.logs_found = len(self._logs)
+        report.logs_found = number_of_logs
         changed = self._note_gone(prune) or bool(report.logs_read or report.logs_read_on)
-        self._progress(Progress("", len(sizes), len(sizes), done, total))
+        self._progress(Progress("", number_of_logs, number_of_logs, done, total))
         self._write(changed)
         report.add_logs(self._state.db)
         report.state_begun_anew = self._state.began_anew
@@ -152,15 +153,15 @@ class _Run:
 
     def _note_gone(self, prune: bool) -> bool:
         """Logs of earlier runs that this one did not find. Returns whether their rows were dropped."""
-        here = {str(log.path) for log in self._logs}
-        known = [path for (path,) in self._state.db.execute("SELECT path FROM logs")]
-        missing = [path for path in known if path not in here]
+        here, db = {log.path for log in self._logs}, self._state.db
+        missing = [path for (path,) in db.execute("SELECT path FROM logs") if path not in here]
         with self._state.transaction():
+            db.execute("UPDATE logs SET gone = 0 WHERE gone")
             for path in missing:
                 if prune:
                     self._state.forget(Path(path))
-            marks = [(not Path(path).exists(), path) for path in known]
-            self._state.db.executemany("UPDATE logs SET gone = ? WHERE path = ?", marks)
+                elif not Path(path).exists():
+                    db.execute("UPDATE logs SET gone = 1 WHERE path = ?", (path,))
         self._report.logs_kept_from_before = 0 if prune else len(missing)
         return prune and bool(missing)
 
@@ -249,11 +250,16 @@ def _why_unknown(sniffed: list[dict[str, Any]], report: LogReport) -> str:
     return "no whole record in it" if report.lost else "empty"
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat(path: str | Path) -> os.stat_result | None:
     try:
-        return path.stat()
+        return Path(path).stat()
     except OSError:
         return None
+
+
+def _size(path: str) -> int:
+    status = _stat(path)
+    return status.st_size if status else 0
 
 
 def _mark(path: Path, offset: int) -> bytes | None:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rayroll.errors import ConfigError
 from rayroll.traces.formats import LogFormat, Source, formats
 
-__all__ = ["ENDINGS", "default_roots", "find_logs", "homes_of", "source_of"]
+__all__ = ["ENDINGS", "Found", "default_roots", "find_logs", "homes_of", "source_of"]
 
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz")
+
+
+class Found(NamedTuple):
+    """A log that is there, in as little memory as there may be many of."""
+
+    path: str
+    root: Path
+    """The folder of logs that it was found in."""
+
+    def source(self) -> Source:
+        """Whose log it is."""
+        return source_of(Path(self.path), self.root)
 
 
 def homes_of(*, all_users: bool = False, env: Mapping[str, str] = os.environ) -> list[Path]:
@@ -43,7 +56,7 @@ def default_roots(
     return [root for root in dict.fromkeys(roots) if _is_dir(root)]
 
 
-def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> list[Source]:
+def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> list[Found]:
     """Every log below the roots, once each, sorted by path.
 
     A root may be a home (only the agents' folders in it are looked at), an agent's folder, or any other folder (all of
@@ -52,7 +65,7 @@ def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> li
     Raises:
         ConfigError: A root does not exist.
     """
-    found: dict[str, Source] = {}
+    found: dict[str, Path] = {}
     seen: set[tuple[int, int]] = set()
     for root in roots:
         root = root.expanduser()
@@ -61,16 +74,17 @@ def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> li
                 "there is no such folder of logs", root=str(root), fix="name a home, such as ~, or a folder"
             )
         for folder in _folders(root):
+            of = folder if folder.is_dir() else folder.parent
             for path in _walk(folder, on_error):
                 try:
-                    status = path.stat()
+                    status = Path(path).stat()
                 except OSError as error:
-                    on_error(str(path), str(error))
+                    on_error(path, str(error))
                     continue
                 if (status.st_dev, status.st_ino) not in seen:
                     seen.add((status.st_dev, status.st_ino))
-                    found[str(path)] = source_of(path, folder if folder.is_dir() else folder.parent)
-    return [found[path] for path in sorted(found)]
+                    found[path] = of
+    return [Found(path, found[path]) for path in sorted(found)]
 
 
 def _folders(root: Path) -> list[Path]:
@@ -87,12 +101,12 @@ def _is_dir(path: Path) -> bool:
         return False
 
 
-def _walk(folder: Path, on_error: Callable[[str, str], None]) -> Iterator[Path]:
+def _walk(folder: Path, on_error: Callable[[str, str], None]) -> Iterator[str]:
     if folder.is_file():
-        yield folder
+        yield str(folder)
         return
     for here, _, names in os.walk(folder, onerror=lambda error: on_error(str(error.filename), str(error))):
-        yield from (Path(here, name) for name in names if name.endswith(ENDINGS))
+        yield from (str(Path(here, name)) for name in names if name.endswith(ENDINGS))
 
 
 def source_of(path: Path, root: Path) -> Source:
