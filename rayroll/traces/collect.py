@@ -26,7 +26,7 @@ from rayroll.traces._owners import Kept, decide, in_order
 from rayroll.traces._report import CollectReport, LogReport, Skipped
 from rayroll.traces._state import KnownLog, SqliteShelf, State
 from rayroll.traces._streams import open_write
-from rayroll.traces.discover import Found, default_roots, find_logs, homes_of
+from rayroll.traces.discover import Logs, default_roots, find_logs, homes_of
 from rayroll.traces.formats import LogFormat, Source, formats, load_format
 from rayroll.traces.lines import LogLines, Loss
 from rayroll.traces.steps import Steps
@@ -82,8 +82,7 @@ def collect(
         unlisted.append(Skipped(path, reason))
 
     places = homes_of(all_users=all_users) if roots is None else [Path(root) for root in roots]
-    logs = find_logs(default_roots(places, on_error) if roots is None else places, on_error)
-    logs = [log for log in logs if Path(log.path).resolve() != target.resolve()]
+    logs = find_logs(default_roots(places, on_error) if roots is None else places, on_error, but=[target])
     if not logs and (fresh or not beside.exists()):
         fix = "name a home or a folder that holds .jsonl or .jsonl.zst logs"
         raise ConfigError("no logs were found", looked_in=[str(place) for place in places], fix=fix)
@@ -103,7 +102,7 @@ class _Run:
         self,
         state: State,
         target: Path,
-        logs: list[Found],
+        logs: Logs,
         unlisted: list[Skipped],
         progress: Callable[[Progress], None],
     ) -> None:
@@ -153,8 +152,10 @@ class _Run:
 
     def _note_gone(self, prune: bool) -> bool:
         """Logs of earlier runs that this one did not find. Returns whether their rows were dropped."""
-        here, db = {log.path for log in self._logs}, self._state.db
-        missing = [path for (path,) in db.execute("SELECT path FROM logs") if path not in here]
+        db = self._state.db
+        db.execute("CREATE TEMP TABLE found (path TEXT PRIMARY KEY) WITHOUT ROWID")
+        db.executemany("INSERT INTO found VALUES (?)", ((log.path,) for log in self._logs))
+        missing = [path for (path,) in db.execute("SELECT path FROM logs WHERE path NOT IN found")]
         with self._state.transaction():
             db.execute("UPDATE logs SET gone = 0 WHERE gone")
             for path in missing:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from rayroll.errors import ConfigError
 from rayroll.traces.formats import LogFormat, Source, formats
 
-__all__ = ["ENDINGS", "Found", "default_roots", "find_logs", "homes_of", "source_of"]
+__all__ = ["ENDINGS", "Found", "Logs", "default_roots", "find_logs", "homes_of", "source_of"]
 
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 
 
 class Found(NamedTuple):
-    """A log that is there, in as little memory as there may be many of."""
+    """A log that is there."""
 
     path: str
     root: Path
@@ -25,6 +25,29 @@ class Found(NamedTuple):
     def source(self) -> Source:
         """Whose log it is."""
         return source_of(Path(self.path), self.root)
+
+
+class Logs:
+    """Logs that are there, in an order that does not depend on the file system.
+
+    Of each only its name is kept: there may be tens of thousands, and collect is to take no more memory for them.
+    """
+
+    def __init__(self) -> None:
+        self._in_folders: list[tuple[Path, str, list[str]]] = []
+
+    def add(self, root: Path, folder: str, names: list[str]) -> None:
+        """Some of the same folder."""
+        if names:
+            self._in_folders.append((root, folder, names))
+
+    def __len__(self) -> int:
+        return sum(len(names) for _, _, names in self._in_folders)
+
+    def __iter__(self) -> Iterator[Found]:
+        for root, folder, names in self._in_folders:
+            for name in names:
+                yield Found(f"{folder}/{name}", root)
 
 
 def homes_of(*, all_users: bool = False, env: Mapping[str, str] = os.environ) -> list[Path]:
@@ -56,8 +79,8 @@ def default_roots(
     return [root for root in dict.fromkeys(roots) if _is_dir(root)]
 
 
-def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> list[Found]:
-    """Every log below the roots, once each, sorted by path.
+def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None], *, but: Iterable[Path] = ()) -> Logs:
+    """Every log below the roots, but for some files, once each.
 
     A root may be a home (only the agents' folders in it are looked at), an agent's folder, or any other folder (all of
     it is), or one log. What cannot be listed is told to ``on_error`` as path and reason.
@@ -65,26 +88,34 @@ def find_logs(roots: Iterable[Path], on_error: Callable[[str, str], None]) -> li
     Raises:
         ConfigError: A root does not exist.
     """
-    found: dict[str, Path] = {}
-    seen: set[tuple[int, int]] = set()
-    for root in roots:
-        root = root.expanduser()
+    logs = Logs()
+    seen = {_file(path.stat()) for path in but if path.exists()}
+
+    def is_new(path: str) -> bool:
+        try:
+            file = _file(os.stat(path))  # noqa: PTH116 - the parts of a Path stay in memory
+        except OSError as error:
+            on_error(path, str(error))
+            return False
+        known = file in seen
+        seen.add(file)
+        return not known
+
+    for root in sorted(root.expanduser() for root in roots):
         if not root.exists():
             raise ConfigError(
                 "there is no such folder of logs", root=str(root), fix="name a home, such as ~, or a folder"
             )
         for folder in _folders(root):
             of = folder if folder.is_dir() else folder.parent
-            for path in _walk(folder, on_error):
-                try:
-                    status = Path(path).stat()
-                except OSError as error:
-                    on_error(path, str(error))
-                    continue
-                if (status.st_dev, status.st_ino) not in seen:
-                    seen.add((status.st_dev, status.st_ino))
-                    found[path] = of
-    return [Found(path, found[path]) for path in sorted(found)]
+            for here, names in _walk(folder, on_error):
+                logs.add(of, here, [name for name in names if is_new(f"{here}/{name}")])
+    return logs
+
+
+def _file(status: os.stat_result) -> int:
+    """The same for two names of one file, and smaller than a pair."""
+    return status.st_dev << 64 | status.st_ino
 
 
 def _folders(root: Path) -> list[Path]:
@@ -101,12 +132,13 @@ def _is_dir(path: Path) -> bool:
         return False
 
 
-def _walk(folder: Path, on_error: Callable[[str, str], None]) -> Iterator[str]:
+def _walk(folder: Path, on_error: Callable[[str, str], None]) -> Iterator[tuple[str, list[str]]]:
     if folder.is_file():
-        yield str(folder)
+        yield str(folder.parent), [folder.name]
         return
-    for here, _, names in os.walk(folder, onerror=lambda error: on_error(str(error.filename), str(error))):
-        yield from (str(Path(here, name)) for name in names if name.endswith(ENDINGS))
+    for here, folders, names in os.walk(folder, onerror=lambda error: on_error(str(error.filename), str(error))):
+        folders.sort()
+        yield here, sorted(name for name in names if name.endswith(ENDINGS))
 
 
 def source_of(path: Path, root: Path) -> Source:
