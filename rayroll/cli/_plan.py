@@ -13,7 +13,9 @@ from rayroll.config import Config
 from rayroll.policies.bugfix import LEAST_ACTIONS
 from rayroll.types import Task
 
-__all__ = ["Block", "Cell", "SweepConfig", "blocks", "cells", "choose_tasks"]
+__all__ = ["BUGFIX", "Block", "Cell", "SweepConfig", "blocks", "cells", "choose_tasks"]
+
+BUGFIX = "bugfix"
 
 
 class SweepConfig(Config):
@@ -21,8 +23,12 @@ class SweepConfig(Config):
 
     substrates: tuple[str, ...]
     """Kinds of substrate to compare."""
+    workload: str = BUGFIX
+    """What rollouts do: ``bugfix``, or sessions of a trace (``tracelab``, ``trace:FILE``)."""
+    trace: Mapping[str, Any] = {}
+    """Of a trace: what is played of it, how fast, and a digest of all that."""
     actions: tuple[int, ...] = (10, 50, 150)
-    """Commands of a rollout; one cell each."""
+    """Commands of a rollout; one cell each. Of a trace: the mean of its sessions, each of which has its own number."""
     concurrency: tuple[int, ...] = (1, 8)
     """Rollouts at the same time; one cell each."""
     rollouts: int = Field(default=24, ge=1)
@@ -39,7 +45,8 @@ class SweepConfig(Config):
     """Seconds the scripted policy waits before each action, in place of a model."""
     seed: int = 0
     target_rollouts: int = Field(default=1_000_000, ge=1)
-    target_actions: int = Field(default=150, ge=1)
+    target_actions: int | None = Field(default=150, ge=1)
+    """None: as many as were measured."""
     price_per_slot_hour: float | None = Field(default=None, ge=0.0)
     settings: Mapping[str, Mapping[str, Any]] = {}
     """Fields of substrates' configs, by kind."""
@@ -60,9 +67,13 @@ class SweepConfig(Config):
 
     @model_validator(mode="after")
     def _enough_actions(self) -> Self:
-        if self.actions[0] < LEAST_ACTIONS:
+        if self.workload == BUGFIX and self.actions[0] < LEAST_ACTIONS:
             raise ValueError(f"actions: the bug-fix workload takes {LEAST_ACTIONS} or more, not {self.actions[0]}")
         return self
+
+    def question(self) -> dict[str, Any]:
+        """What ``config.json`` keeps. Of the bug-fix workload as ever, so that earlier sweeps can be resumed."""
+        return self.model_dump(mode="json", exclude={"workload", "trace"} if self.workload == BUGFIX else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +83,13 @@ class Cell:
     substrate: str
     actions: int
     concurrency: int
+    is_trace: bool = False
+    """Sessions have as many actions as they were recorded with; ``actions`` is their mean."""
 
     @property
     def id(self) -> str:
         """Its name in labels, files and W&B."""
-        return f"{self.substrate}-a{self.actions}-c{self.concurrency}"
+        return f"{self.substrate}-{'trace' if self.is_trace else f'a{self.actions}'}-c{self.concurrency}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,8 @@ class Block:
 
 def cells(config: SweepConfig) -> list[Cell]:
     """All of them, in reading order."""
-    return [Cell(s, a, c) for s in config.substrates for a in config.actions for c in config.concurrency]
+    is_trace = config.workload != BUGFIX
+    return [Cell(s, a, c, is_trace) for s in config.substrates for a in config.actions for c in config.concurrency]
 
 
 def choose_tasks(config: SweepConfig, tasks: Sequence[Task]) -> list[Task]:

@@ -139,9 +139,9 @@ def _tax_s(pairs: Sequence[tuple[Rollout, Recorded]]) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     for rollout, known in pairs:
         for name, seconds in rollout.timing.phases.items():
-            if PHASES[name].kind == "infra" and name != "queue":
+            if PHASES[name].kind != "policy" and name not in ("queue", "run"):
                 sums[name] += seconds
-        sums["calls"] += rollout.timing.env_s - known.tool_s
+        sums["calls"] += rollout.timing.phases.get("run", 0.0) - known.tool_s
         sums["thinking"] += rollout.timing.policy_s - known.think_s
     order = [*(name for name in TIMELINE if name in sums), "calls", "thinking"]
     return {name: sums[name] / len(pairs) for name in order}

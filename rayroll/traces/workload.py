@@ -147,15 +147,15 @@ class Workload:
             f"{len(self.sessions)} of {self.in_trace} sessions of {self.source}, with {min(actions)} to {max(actions)} "
             f"calls ({sum(actions) / len(actions):.1f} on average) and {self.recorded_s:,.0f} s to think and call"
         ]
-        for count, what in (
-            (self.without_calls, "sessions without a call are left out"),
-            (self.unknown_calls, "calls have no known duration and take none"),
-            (self.unknown_thinks, "steps have no known generation span and take none"),
-            (self.beside, "calls that ran beside another of their step go after it"),
-            (self.commands, "calls are played as their recorded commands, the others as stand-ins"),
+        for what, count in (
+            ("sessions without a call, left out", self.without_calls),
+            ("calls of unknown duration, which take none", self.unknown_calls),
+            ("steps of unknown generation span, which take none", self.unknown_thinks),
+            ("calls that ran beside another of their step, and go after it", self.beside),
+            ("calls played as their recorded commands, the others as stand-ins", self.commands),
         ):
             if count:
-                told.append(f"  {count} {what}")
+                told.append(f"  {what}: {count}")
         return "\n".join(told)
 
 
