@@ -27,7 +27,7 @@ from rayroll.types import Task
 if TYPE_CHECKING:
     from rayroll.traces.workload import Pace, Workload
 
-__all__ = ["BugfixWork", "TraceWork", "Work", "given_only", "read_trace", "trace_source"]
+__all__ = ["BugfixWork", "TraceWork", "Work", "given_only", "present", "read_trace", "trace_source"]
 
 TRACELAB = "tracelab"
 
@@ -192,3 +192,8 @@ def given_only(options: Mapping[str, Any], why: str) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if given:
         raise ConfigError(f"{', '.join(given)}: {why}")
+
+
+def present(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}

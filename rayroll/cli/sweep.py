@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from rayroll.cli._replayed import HumanWaits, MaxCall, MaxSteps, ThinkScale, Too
 from rayroll.cli._results import Results
 from rayroll.cli._settings import Given, settings
 from rayroll.cli._sweeping import play
-from rayroll.cli._work import TraceWork, given_only, read_trace, trace_source
+from rayroll.cli._work import TraceWork, given_only, present, read_trace, trace_source
 from rayroll.cli.doctor import probe_all
 from rayroll.errors import ConfigError
 
@@ -43,8 +42,8 @@ def sweep(
     workload: Annotated[
         str,
         typer.Option(
-            help="bugfix; tracelab (made-up sessions with the published statistics); trace:FILE (rows or a store). Of a "
-            "trace, a session is a rollout, with a command for each of its tool calls."
+            help="bugfix; tracelab (made-up sessions with the published statistics); trace:FILE (rows or a store). "
+            "A trace's session is a rollout, with a command for each of its tool calls."
         ),
     ] = BUGFIX,
     pack: Annotated[str | None, typer.Option(help="Pack of repo_fix tasks, by name or folder. [repo_fix]")] = None,
@@ -101,12 +100,12 @@ def sweep(
     traced: TraceWork | None = None
     if source is None:
         given_only(of_trace, "these go with --workload tracelab or trace:FILE")
-        chosen = (SMOKE if smoke else {}) | _present(given)
+        chosen = (SMOKE if smoke else {}) | present(given)
     else:
         bugfix = {"actions": actions, "pack": pack, "tasks": tasks, "think_s": think_s}
         given_only(bugfix, "a trace has its own actions and think times; see --max-steps and --think-scale")
-        chosen = (SMOKE_OF_TRACE if smoke else {}) | _present(given)
-        pace = (SMOKE_PACE if smoke else {}) | _present(of_trace)
+        chosen = (SMOKE_OF_TRACE if smoke else {}) | present(given)
+        pace = (SMOKE_PACE if smoke else {}) | present(of_trace)
         traced = read_trace(source, sessions=int(chosen.get("rollouts", 24)), seed=seed, pace=pace)
         chosen |= traced.question() | {"target_actions": target_actions}
     config = SweepConfig.parse(chosen, where="sweep")
@@ -114,10 +113,6 @@ def sweep(
     kept = keeping(keep, keep_for, keep_most, config.substrates)
     results = Results.open(out, "sweep", config.question())
     play(config, traced, kept, results, wandb_mode)
-
-
-def _present(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
-"""Traces of coding agents: collect them, make them fit to share, load them into a store, ask the store."""
+"""Traces of coding agents: collect them, make them fit to share, load them into a store, ask the store, replay."""
 
 from __future__ import annotations
 
 import typer
 
-from rayroll.cli.traces import answers, sources
+from rayroll.cli.traces import answers, replay, sources
 
 __all__ = ["traces"]
 
@@ -12,3 +12,4 @@ traces = typer.Typer(help="Traces of coding agents: Claude Code, Codex, and roll
 
 for command in (sources.collect, sources.sanitize, sources.load, answers.stats, answers.kv, sources.synth):
     traces.command()(command)
+traces.command()(replay.replay)
