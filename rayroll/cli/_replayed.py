@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from rayroll.report import _format
+from rayroll.timing import TIMELINE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,10 +57,9 @@ def replay_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
     tax.add_column("phase")
     for cell in cells:
         tax.add_column(cell["cell"], justify="right", no_wrap=True)
-    names = dict.fromkeys(name for cell in cells for name in cell["tax_s"])
-    for name in names:
+    for name in (*TIMELINE, "calls", "thinking"):
         values = [cell["tax_s"].get(name, 0.0) for cell in cells]
-        if max(map(abs, values)) >= _TAX_SHOWN:
+        if max(map(abs, values), default=0.0) >= _TAX_SHOWN:
             tax.add_row(_PARTS.get(name, name), *map(_format.seconds, values))
     return [against, tax]
 

@@ -147,7 +147,12 @@ class TraceWork(Work):
             target_rollouts=config.target_rollouts,
             seed=config.seed,
         )
-        told = {"workload": config.workload, "trace": config.trace, "cells": found}
+        told = {
+            "workload": config.workload,
+            "trace": config.trace,
+            "session_ids": {session.task_id: session.session_id for session in self.workload.sessions},
+            "cells": found,
+        }
         (folder / "replay.json").write_text(json.dumps(told, indent=2) + "\n")
         return found
 

@@ -69,3 +69,15 @@ def test_tasks_are_drawn_by_the_seed_and_no_more_than_are_played() -> None:
 def test_impossible_questions_are_refused_with_the_reason(values: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         config(**values)
+
+
+def test_a_trace_has_one_cell_for_each_substrate_and_concurrency() -> None:
+    asked = config(workload="tracelab", actions=(2,), concurrency=(1, 4), target_actions=None)
+    assert [c.id for c in cells(asked)] == ["local-trace-c1", "local-trace-c4"]
+    assert {b.cell.actions for b in blocks(asked, TASKS)} == {2}
+
+
+def test_what_is_kept_of_a_bug_fix_sweep_does_not_speak_of_traces() -> None:
+    """Results of earlier versions can be taken up."""
+    assert not {"workload", "trace"} & config().question().keys()
+    assert config(workload="tracelab").question()["workload"] == "tracelab"
