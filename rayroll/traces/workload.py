@@ -194,7 +194,11 @@ def build(
         )
     chosen = sorted(random.Random(seed).sample(playable, min(len(playable), sessions or len(playable))))
     rows = store.connection.execute(
-        f"SELECT * FROM ({query}) WHERE place <= ? AND lane IN (SELECT unnest(?))", [most, chosen]
+        f"""
+        SELECT * FROM ({query}) WHERE place <= ? AND lane IN (SELECT unnest(?))
+        ORDER BY lane, place, tool_index
+        """,
+        [most, chosen],
     )
     columns = [column[0] for column in rows.description or ()]
     records = (dict(zip(columns, values, strict=True)) for values in rows.fetchall())

@@ -16,4 +16,3 @@ SELECT
 FROM steps s
 LEFT JOIN (SELECT step_id, sum(wait_s) AS wait_s FROM human_waits GROUP BY step_id) w USING (step_id)
 LEFT JOIN tools t USING (step_id)
-ORDER BY lane, s.round_index, s.step_id, t.tool_index
