@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rayroll.cli._plan import BUGFIX, SweepConfig
+from rayroll.cli._plan import BUGFIX, SweepConfig, cells
 from rayroll.cli._refused import refused_lines
 from rayroll.errors import ConfigError, unknown_name
 from rayroll.policies import Policy
@@ -147,6 +147,8 @@ class TraceWork(Work):
             target_rollouts=config.target_rollouts,
             seed=config.seed,
         )
+        place = {cell.id: number for number, cell in enumerate(cells(config))}
+        found.sort(key=lambda cell: place.get(cell["cell"], len(place)))
         told = {
             "workload": config.workload,
             "trace": config.trace,
