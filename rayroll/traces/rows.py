@@ -15,9 +15,10 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import orjson
 
 from rayroll.errors import ConfigError
-from rayroll.traces._streams import damaged, open_read, open_write
+from rayroll.traces._streams import open_write
+from rayroll.traces.lines import LogLines, Loss
 
-__all__ = ["Event", "Row", "Status", "Tool", "dumps", "read_rows", "write_rows"]
+__all__ = ["Event", "Row", "RowEnd", "Status", "Tool", "dumps", "is_row", "read_rows", "write_rows"]
 
 Status = Literal["finished", "unfinished", "aborted"]
 """finished: a result came; unfinished: none did; aborted: the turn was ended while the call was open."""
@@ -62,7 +63,38 @@ class Tool(TypedDict):
     """Ours."""
 
 
-class Row(TypedDict):
+class RowEnd(TypedDict):
+    """The last fields of a row: what follows from its events, where it was recorded, and what is only ours."""
+
+    current_input_event_count: int
+    """User messages and tool results that came in for this step."""
+    current_user_message_count: int
+    current_tool_result_count: int
+    current_user_message_chars: int
+    current_tool_result_chars: int
+    current_input_chars: int
+    first_input_event_type: str | None
+    """user_message or tool_result: what triggered the step. ``None``: neither came in."""
+    home: str
+    user: str
+    store: str
+    """Folder in the home that the log lay in, such as ``.claude``."""
+    trace_key: str
+    """``provider:session_id:round_id``; unique in a trace."""
+    is_subagent: bool
+    """Ours."""
+    agent_id: str | None
+    """Ours: which subagent, as its log calls it; each has a context of its own. ``None``: the session itself, or an
+    older subagent whose log does not say."""
+    parent_session_id: str | None
+    """Ours: the session that started this subagent, or that this one was forked from."""
+    flags: list[str]
+    """Ours, sorted: clock_backwards (a result before its call, by the clock), duplicate_result (a call was answered
+    again; the first answer counts), made_up_id (the log has none; stable all the same), no_usage (tokens were never
+    reported)."""
+
+
+class Row(RowEnd):
     """One model call, its input, output, tokens and tools."""
 
     provider: str
@@ -95,29 +127,6 @@ class Row(TypedDict):
     reasoning_output_tokens: int | None
     timing_events: list[Event]
     tools: list[Tool]
-    current_input_event_count: int
-    """User messages and tool results that came in for this step."""
-    current_user_message_count: int
-    current_tool_result_count: int
-    current_user_message_chars: int
-    current_tool_result_chars: int
-    current_input_chars: int
-    first_input_event_type: str | None
-    """user_message or tool_result: what triggered the step. ``None``: neither came in."""
-    home: str
-    user: str
-    store: str
-    """Folder in the home that the log lay in, such as ``.claude``."""
-    trace_key: str
-    """``provider:session_id:round_id``; unique in a trace."""
-    is_subagent: bool
-    """Ours."""
-    parent_session_id: str | None
-    """Ours: the session that started this subagent, or that this one was forked from."""
-    flags: list[str]
-    """Ours, sorted: clock_backwards (a result before its call, by the clock), duplicate_result (a call was answered
-    again; the first answer counts), made_up_id (the log has none; stable all the same), no_usage (tokens were never
-    reported)."""
 
 
 _NEEDED = ("provider", "session_id", "timing_events", "tools")
@@ -138,40 +147,32 @@ def dumps(value: Any) -> bytes:
 def read_rows(path: str | PathLike[str], *, on_bad: BadRow | None = None) -> Iterator[Row]:
     """Every row of a file, in its order; ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``.
 
-    A line that is no row is told to ``on_bad`` and passed over, and so is the rest of a damaged archive.
+    A line that is no row is told to ``on_bad`` and passed over, and so is the rest of a damaged archive; of a damaged
+    line, whole rows are kept, and bad text in them is replaced by U+FFFD.
 
     Raises:
         ConfigError: There is no such file.
     """
-    file, number = Path(path), 0
+    file = Path(path)
     if not file.is_file():
         raise ConfigError("there is no such file of rows", path=str(file), fix="name a file that collect has written")
     complain = on_bad or (lambda _line, _reason: None)
-    try:
-        with open_read(file) as stream:
-            for number, line in enumerate(stream, 1):
-                if not line.strip():
-                    continue
-                reason, row = _row(line)
-                if row is None:
-                    complain(number, reason)
-                else:
-                    yield row
-    except damaged() as error:
-        complain(number + 1, f"the file is damaged from here on: {error}")
+
+    def tell(loss: Loss) -> None:
+        if not loss.kept:
+            complain(loss.line, loss.reason)
+
+    lines = LogLines(file, on_loss=tell, is_record=is_row)
+    for value in lines:
+        if absent := [name for name in _NEEDED if name not in value]:
+            complain(lines.line, f"not a row: it has no {', '.join(absent)}")
+        else:
+            yield cast(Row, value)
 
 
-def _row(line: bytes) -> tuple[str, Row | None]:
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return f"not JSON: {error}", None
-    if not isinstance(value, dict):
-        return "not a JSON object", None
-    absent = [name for name in _NEEDED if name not in value]
-    if absent:
-        return f"not a row: it has no {', '.join(absent)}", None
-    return "", cast(Row, value)
+def is_row(value: dict[str, Any]) -> bool:
+    """Tells a row from the objects inside it, where a line is damaged: it has a session."""
+    return "session_id" in value
 
 
 def write_rows(path: str | PathLike[str], rows: Iterable[Row]) -> int:
