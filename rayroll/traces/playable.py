@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rayroll.errors import ConfigError
 from rayroll.traces import reading
+from rayroll.traces._raw import collected
 from rayroll.traces.categories import category, command_of
-from rayroll.traces.reading import Lost
+from rayroll.traces.lines import Loss
 from rayroll.traces.rollouts import rollouts_in, rows_of
+from rayroll.traces.rows import read_rows
 from rayroll.traces.store import Store
 from rayroll.traces.workload import Commands, Pace, Workload, build
 
@@ -93,14 +95,14 @@ def _commands(path: Path) -> Commands:
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    for file in reading.files_of(path):
-        kind = reading.recognise(file)
-        rows: Iterable[Mapping[str, Any] | Lost] = ()
-        if kind == "rows":
-            rows = reading.mended(file, only_damaged=False)
-        elif kind == "rollouts":
-            rows = rows_of(rollouts_in(file))
-        yield from (row for row in rows if not isinstance(row, Lost))
+    found = reading.find(path)
+    for file in found.of("rows"):
+        yield from (row for row in reading.rows_in(file) if not isinstance(row, Loss))
+    for file in found.of("rollouts"):
+        yield from (row for row in rows_of(rollouts_in(file)) if not isinstance(row, Loss))
+    if logs := found.of("raw"):
+        with collected([path], logs, None) as (file, _):
+            yield from read_rows(file)
 
 
 def _command(tool: Mapping[str, Any]) -> str | None:
