@@ -12,7 +12,10 @@ from rayroll.traces import figures, published, statistics
 from rayroll.traces.categories import CATEGORIES
 from rayroll.traces.findings import Findings
 
-__all__ = ["Figure", "bars", "beside", "curve", "duration", "number", "series_of", "shown", "swept", "words"]
+__all__ = [
+    *("UNDER", "Figure", "bars", "beside", "curve", "duration", "in_table", "number", "series_of", "shown", "swept"),
+    "words",
+]
 
 Row = dict[str, Any]
 
@@ -76,6 +79,14 @@ def beside(found: Findings, c: published.Comparison, text: Callable[[float | Non
     return f"published {'' if found.is_public_data else '(other data) '}{text(c.published.value)}"
 
 
+def in_table(told: str) -> str:
+    """A published value under ours, where a note says what it is."""
+    return told.removeprefix("published ").removeprefix("(other data) ")
+
+
+UNDER = "In grey below the values of this trace: the published ones."
+
+
 def series_of(rows: Sequence[Row], column: str = "series") -> list[str]:
     present = list(dict.fromkeys(row[column] for row in rows))
     return [name for name in (*CATEGORIES, "all", "claude", "codex") if name in present] + [
@@ -104,7 +115,7 @@ def curve(found: Findings, name: str, title: str, keys: Row | None) -> Figure:
             if c is not None and c.published.value > 0:
                 told = beside(found, c, text)
                 marks.append(Mark(one, c.published.value, share, f"{words(one)} {column}: {told}"))
-                cells.append(f"{text(own[share])}\n{told.removeprefix('published ')}")
+                cells.append(f"{text(own[share])}\n{in_table(told)}")
             else:
                 cells.append(text(own[share]))
         table.append(cells)
@@ -117,7 +128,7 @@ def curve(found: Findings, name: str, title: str, keys: Row | None) -> Figure:
         series,
         ("", "n", *shares),
         table,
-        "Below the values of this trace: the published ones." if marks else "",
+        UNDER if marks else "",
     )
 
 

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rayroll.report import _format
-from rayroll.report._trace_figures import Figure, bars, beside, curve, number, series_of, shown, swept, words
+from rayroll.report._trace_figures import (
+    UNDER,
+    Figure,
+    bars,
+    beside,
+    curve,
+    in_table,
+    number,
+    series_of,
+    shown,
+    swept,
+    words,
+)
 from rayroll.report.trace_charts import Axis, range_chart
 from rayroll.traces.findings import Findings
 
@@ -236,7 +248,7 @@ def _compaction(found: Findings) -> Figure:
         for column in columns:
             text = _format.percent if column.endswith("share") else number
             c = shown(found, "compaction", column, provider=row["provider"])
-            cells.append(text(row[column]) + (f"\n{beside(found, c, text).removeprefix('published ')}" if c else ""))
+            cells.append(text(row[column]) + (f"\n{in_table(beside(found, c, text))}" if c else ""))
         table.append(cells)
     rows = [
         {
@@ -249,7 +261,7 @@ def _compaction(found: Findings) -> Figure:
     ]
     heads = ("", *(words(column).replace("sessions with any share", "sessions with any") for column in columns))
     figure = bars(found, "Sessions whose context is compacted", "compaction", rows, _format.percent)
-    return replace(figure, head=heads, rows=table)
+    return replace(figure, head=heads, rows=table, note=UNDER)
 
 
 def _cost(found: Findings) -> Figure:

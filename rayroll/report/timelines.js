@@ -92,10 +92,10 @@
       draw2d.fillStyle = colours[lane];
       draw2d.fillRect(a, lanes[lane].y + row * ROW, Math.max(b - a, 0.8), ROW - 2);
     }
-    if (fold.checked) {
-      draw2d.fillStyle = colour("--surface");
-      for (const cut of cuts) { const px = x(cut.at); if (px > LEFT && px < width) draw2d.fillRect(px - 1.5, AXIS - 6, 3, height); }
-    }
+    // Where a pause was cut; of very many nothing else would be seen.
+    const inside = fold.checked ? cuts.map((cut) => x(cut.at)).filter((px) => px > LEFT && px < width) : [];
+    draw2d.fillStyle = colour("--surface");
+    if (inside.length < 60) for (const px of inside) draw2d.fillRect(px - 1.5, AXIS - 6, 3, height);
     draw2d.restore();
     Object.assign(canvas.dataset, { from: from.toFixed(1), to: to.toFixed(1), visible });
     range.textContent = time(from) + " to " + time(to) + " of " + time(end) + (fold.checked ? ", pauses over a minute cut to one" : "");

@@ -23,7 +23,7 @@ COLOURS = (
 _INK_OF = {name: f"#0000{16 + index:02x}" for index, name in enumerate(COLOURS)}
 _INKS = {ink: f"var(--c-{name})" for name, ink in _INK_OF.items()}
 
-_WIDTH, _GUTTER, _PLOT = 640, 52, 570
+_WIDTH, _GUTTER, _PLOT = 640, 68, 560
 _BAR_GUTTER, _BAR_PLOT = 190, 350
 
 _TIMES = {
@@ -185,10 +185,13 @@ def bar_chart(
         "axis": None,
         "scale": {"domain": [0, longest], "nice": False, "clamp": True},
     }
+    # A text stands right of its bar, and of the published value's diamond where that is further out.
+    ends = {(mark["group"], mark["series"]): mark["value"] for mark in marks}
     drawn = [
         {
             **{name: row[name] for name in ("value", "text", "title")},
             "y": place[row["group"], row["series"]],
+            "end": max(row["value"], ends.get((row["group"], row["series"]), 0)),
             "ink": _INK_OF[colour_key(row["series"])],
         }
         for row in rows
@@ -211,8 +214,8 @@ def bar_chart(
         },
         {
             "data": {"values": drawn},
-            "mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 12, "color": "#000001", "aria": False},
-            "encoding": {"x": x, "y": y, "text": {"field": "text"}},
+            "mark": {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": "#000001", "aria": False},
+            "encoding": {"x": {**x, "field": "end"}, "y": y, "text": {"field": "text"}},
         },
         {
             "data": {"values": heads},

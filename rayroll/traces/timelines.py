@@ -28,6 +28,7 @@ MOST_SPANS = 15_000
 
 _ROWS = 4  # of a lane; what overlaps more lies over the last one
 _COMMAND_CHARS = 200
+_IDLE_S = 0.05  # less is what one record lags behind another
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _idle(spans: Iterable[Span], elapsed_s: float) -> list[Span]:
         at_s = max(at_s, span.start_s + span.seconds)
     if elapsed_s > at_s:
         idle.append(Span("idle", at_s, elapsed_s - at_s, "idle"))
-    return [span for span in idle if span.seconds > 1e-3]
+    return [span for span in idle if span.seconds >= _IDLE_S]
 
 
 def _rows(spans: Iterable[Span]) -> list[Span]:
