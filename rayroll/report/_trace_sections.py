@@ -234,11 +234,9 @@ def _kv_active(found: Findings) -> Figure:
 def _compaction(found: Findings) -> Figure:
     columns = (
         "sessions",
-        "major_reductions",
         "compactions",
         "sessions_with_any_share",
         "avg_compacting",
-        "p90_compacting",
         "user_initiated",
         "tool_initiated",
     )

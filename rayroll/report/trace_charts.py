@@ -74,9 +74,10 @@ def _scale(axis: Axis, values: Iterable[float]) -> tuple[dict[str, Any], dict[st
     low, high = min(positive), max(positive)
     if low == high:
         low, high = low / 3, high * 3
-    ticks = {
-        value: text for value, text in (_TIMES if axis.kind == "time" else _POWERS).items() if low <= value <= high
-    }
+    known = _TIMES if axis.kind == "time" else _POWERS
+    if axis.kind == "log" and high < 100 * low:  # powers of ten alone would be one tick, or none
+        known = known | {n * power: f"{n * power:g}" for power in _POWERS if power < 1e3 for n in (2, 3, 5)}
+    ticks = {value: text for value, text in sorted(known.items()) if low <= value <= high}
     names = ", ".join(f"'{value:.15g}': '{text}'" for value, text in ticks.items())
     scale = {"type": "log", "domain": [low, high], "nice": False, "clamp": True}
     return scale, {"values": list(ticks), "labelExpr": f"({{{names}}})[datum.value]", "labelOverlap": "greedy"}
@@ -116,7 +117,7 @@ def line_chart(
         if row["x"] is not None and row["y"] is not None
     ]
     told = [{"x": mark.x, "y": mark.y, "ink": _INK_OF[colour_key(mark.series)], "title": mark.title} for mark in marks]
-    line = {"type": "line", "interpolate": "linear", "strokeWidth": 2, "clip": True, "aria": False}
+    line = {"type": "line", "interpolate": "linear", "strokeWidth": 2, "aria": False}
     diamond = {
         "type": "point",
         "shape": "diamond",
@@ -315,7 +316,7 @@ def range_chart(
         },
         {
             "data": {"values": heads},
-            "mark": {"type": "text", "fontSize": 12, "color": "#000002", "baseline": "top", "dy": 8, "aria": False},
+            "mark": {"type": "text", "fontSize": 11, "color": "#000002", "baseline": "top", "dy": 8, "aria": False},
             "encoding": {"x": x, "y": {"value": 220}, "text": {"field": "text"}},
         },
         {

@@ -43,6 +43,8 @@ class Sweep:
 
     statistic: str
     parameter: str
+    column: str
+    """Which of its columns says the limit."""
     values: tuple[float, ...]
 
 
@@ -52,8 +54,8 @@ _LIMITS_S = tuple(
 _PUBLISHED_S = (60.0, 300.0, 600.0, 3600.0)
 
 SWEEPS = {
-    "eviction_curve": Sweep("eviction_sweep", "ttl_s", tuple(sorted({*_LIMITS_S, *_PUBLISHED_S}))),
-    "kv_active_curve": Sweep("kv_active_ratio", "limits_s", tuple(sorted({*_LIMITS_S, *_PUBLISHED_S}))),
+    "eviction_curve": Sweep("eviction_sweep", "ttl_s", "ttl_s", tuple(sorted({*_LIMITS_S, *_PUBLISHED_S}))),
+    "kv_active_curve": Sweep("kv_active_ratio", "limits_s", "limit_s", tuple(sorted({*_LIMITS_S, *_PUBLISHED_S}))),
 }
 """Each trade-off that is drawn as a curve."""
 

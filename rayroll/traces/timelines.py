@@ -63,7 +63,7 @@ class Timeline:
 
 
 _CHOSEN = """
-SELECT list(why) AS why, any_value(f) AS facts
+SELECT list(why ORDER BY place) AS why, any_value(f) AS facts
 FROM (
     SELECT 'longest' AS why, 1 AS place, max_by(s, (elapsed_s, session_id)) AS f FROM timed s
     UNION ALL SELECT 'most steps', 2, max_by(s, (steps, session_id)) FROM timed s

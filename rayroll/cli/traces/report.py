@@ -43,6 +43,8 @@ def report(
     from rayroll.traces.store import Store
 
     page.check_extra()
+    if not out.parent.is_dir():
+        raise ConfigError(f"cannot write {out}: there is no folder {out.parent}", fix=f"mkdir -p {out.parent}")
     table = price_tables.load(prices)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Store.open(store, read_only=True) as opened, Progress(*columns, console=console(), transient=True) as bar:
