@@ -21,7 +21,7 @@ __all__ = ["check_extra", "render", "text_of"]
 
 _MOST_ROWS = 60  # of a statistic's table on the page; all are in its CSV
 _TEXT: Mapping[str, Callable[[float], str]] = {
-    "count": number,
+    "count": lambda value: f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}",
     "tokens": number,
     "s": duration,
     "ms": lambda value: duration(value / 1000),
