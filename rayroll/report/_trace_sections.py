@@ -237,7 +237,6 @@ def _compaction(found: Findings) -> Figure:
         "compactions",
         "sessions_with_any_share",
         "avg_compacting",
-        "user_initiated",
         "tool_initiated",
     )
     table = []

@@ -27,7 +27,7 @@ _TEXT: Mapping[str, Callable[[float], str]] = {
     "ms": lambda value: duration(value / 1000),
     "share": lambda value: f"{value:.1%}",
     "ratio": _format.ratio,
-    "usd": lambda value: f"${value:,.2f}",
+    "usd": lambda value: f"${value:,.2f}" if value < 1000 else f"${value:,.0f}",
     "hours": _format.hours,
     "tokens/s": lambda value: f"{value:.1f}/s",
 }
@@ -124,7 +124,7 @@ def _cards(found: Findings) -> list[tuple[str, str, str]]:
         (
             "Tool calls",
             number(scope.get("tool_calls")),
-            f"{_format.hours(tools['hours'])} of work" if tools else "none timed",
+            f"{duration(tools['hours'] * 3600)} of work" if tools else "none timed",
         ),
         ("Waiting for people", _format.percent(human), "of sessions' time"),
         (
@@ -135,7 +135,7 @@ def _cards(found: Findings) -> list[tuple[str, str, str]]:
         ("Prefix-cache hits", "–" if hits is None else f"{hits:.1%}", "of input tokens"),
         (
             "Cost",
-            f"${usd['total_usd']:,.0f}" if usd and usd["priced_steps"] else "–",
+            text_of("usd", usd["total_usd"]) if usd and usd["priced_steps"] else "–",
             f"{_format.percent(usd['priced_share'])} of steps priced" if usd else "",
         ),
     ]

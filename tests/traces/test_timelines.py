@@ -57,6 +57,15 @@ def test_inputs_are_told_only_where_it_was_asked_for() -> None:
     assert "make" in spans("shell_command", include_inputs=True)[0].note
 
 
+def test_a_store_that_has_commands_tells_their_first_200_characters() -> None:
+    with store(ROWS) as opened:
+        opened.connection.execute("ALTER TABLE tools ADD COLUMN command VARCHAR")
+        opened.connection.execute("UPDATE tools SET command = repeat('x', 300) WHERE name = 'Bash' AND step_id = 0")
+        [shut], [told] = (timelines(opened.connection, Shield(), include_inputs=include) for include in (False, True))
+    assert "xx" not in repr(shut)
+    assert [span.note for span in told.spans if "x" in span.note] == ["x" * 200]
+
+
 def test_what_overlaps_on_a_lane_is_laid_below_each_other() -> None:
     [line] = of(
         session("a", step(user(0), *(call(1, "Bash", result=9) for _ in range(6)), call(10, "Bash", result=11)))
