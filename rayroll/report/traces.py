@@ -17,7 +17,7 @@ from rayroll.traces.findings import Findings
 from rayroll.traces.main_numbers import main
 from rayroll.traces.timelines import Timeline
 
-__all__ = ["check_extra", "render", "text_of"]
+__all__ = ["check_extra", "main_table", "render", "text_of"]
 
 _MOST_ROWS = 60  # of a statistic's table on the page; all are in its CSV
 _TEXT: Mapping[str, Callable[[float], str]] = {
@@ -48,6 +48,23 @@ def check_extra() -> None:
 def text_of(unit: str, value: float | None) -> str:
     """A main number as people read it."""
     return "–" if value is None else _TEXT[unit](value)
+
+
+def main_table(found: Findings) -> list[dict[str, str]]:
+    """The main numbers beside the published ones, one line each; differences only where they mean something."""
+    lines = []
+    for one, c in main(found.comparisons):
+        ours, theirs = text_of(one.unit, c.ours), text_of(one.unit, c.published.value)
+        if found.is_public_data:
+            line = {"published": theirs, "difference": _signed(c.difference)}
+        else:
+            line = {"published (other data)": theirs}
+        lines.append({"": one.label, "this trace": ours, **line})
+    return lines
+
+
+def _signed(difference: float | None) -> str:
+    return "–" if difference is None else f"{difference:+.1%}".replace("-", "−")
 
 
 def render(found: Findings) -> str:
@@ -85,12 +102,15 @@ def render(found: Findings) -> str:
         cards=_cards(found),
         found=found,
         sections=shown,
-        main=[
-            (m.label, text_of(m.unit, c.ours), text_of(m.unit, c.published.value), c.difference)
-            for m, c in main(found.comparisons)
-        ],
+        main=main_table(found),
         published=[
-            {**row, "ours": _plain(row["ours"]), "published": _plain(row["published"])} for row in found.published()
+            {
+                **row,
+                "ours": _plain(row["ours"]),
+                "published": _plain(row["published"]),
+                "difference": _signed(row["difference"]),
+            }
+            for row in found.published()
         ],
         tables=[_table(found, name) for name in statistics.names()],
         sessions=[f"{line.session}: {line.why}" for line in found.timelines],

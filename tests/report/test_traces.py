@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -80,6 +81,15 @@ def test_colours_are_the_pages_own_in_light_and_dark(page: str) -> None:
 
 def test_published_values_of_other_data_are_called_so_and_have_no_difference(page: str) -> None:
     assert "published (other data)" in page and "<th>difference</th>" not in page
+
+
+def test_published_values_of_the_same_data_have_differences_everywhere(found: Findings) -> None:
+    same = replace(found, is_public_data=True)
+    page = page_of.render(same)
+    assert "other data" not in page and page.count("<th>difference</th>") == 2
+    [steps] = [line for line in page_of.main_table(same) if line[""] == "steps"]
+    assert steps["difference"] == f"−{1 - found.value('counts_scope', 'steps', provider='all') / 357161:.1%}"
+    assert re.search(r"<title>shell command p50: published 850 ms \([+−][\d.]+%\)</title>", page)
 
 
 def test_names_and_inputs_are_on_the_page_only_where_it_was_asked_for() -> None:

@@ -66,28 +66,12 @@ def report(
     if as_json:
         sys.stdout.write(json.dumps(_document(found), default=str) + "\n")
         return
-    _show(found)
+    show(console(sys.stdout), "traces", page.main_table(found), "")
     for sentence in found.missing:
         typer.echo(f"  {sentence}", err=True)
     for name, reason in found.failed.items():
         typer.echo(f"  {name} could not be computed: {reason}", err=True)
     typer.echo(f"{out}" + (f", and CSV files in {csv_folder}" if csv_folder is not None else ""))
-
-
-def _show(found: Findings) -> None:
-    from rayroll.report.traces import text_of
-    from rayroll.traces.main_numbers import main
-
-    lines = []
-    for number, c in main(found.comparisons):
-        line = {"": number.label, "this trace": text_of(number.unit, c.ours)}
-        theirs = text_of(number.unit, c.published.value)
-        if found.is_public_data:
-            line |= {"published": theirs, "difference": "–" if c.difference is None else f"{c.difference:+.1%}"}
-        else:
-            line |= {"published (other data)": theirs}
-        lines.append(line)
-    show(console(sys.stdout), "traces", lines, "")
 
 
 def _document(found: Findings) -> dict[str, Any]:
