@@ -7,13 +7,12 @@ that light and dark both work; the palette is Okabe and Ito's, which colour-blin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayroll.errors import ConfigError
 from rayroll.report import _format
+from rayroll.report._vega import svg
 from rayroll.timing import TIMELINE
 from rayroll.types import Rollout
 
@@ -58,19 +57,12 @@ FAMILIES: tuple[Family, ...] = (
 )
 _FAMILY_OF = {phase: family for family in FAMILIES for phase in family.phases}
 
-# Colours that the specs use and the page replaces: a chart does not know whether it is read in the dark.
-_INKS = {
-    "#000001": "var(--ink)",
-    "#000002": "var(--muted)",
-    "#000003": "var(--line)",
-    "#000004": "var(--surface)",
-    "#000006": "#fff",
-    "#000007": "#111",
-} | {f"#0000{16 + i:02x}": f"var(--c-{family.key})" for i, family in enumerate(FAMILIES)}
-_INK = re.compile("|".join(_INKS))
+_INKS = {"#000006": "#fff", "#000007": "#111"} | {
+    f"#0000{16 + i:02x}": f"var(--c-{family.key})" for i, family in enumerate(FAMILIES)
+}
 _COLOUR_OF = {family.key: f"#0000{16 + i:02x}" for i, family in enumerate(FAMILIES)}
 
-_WIDTH, _GUTTER, _PLOT = 1000, 136, 540
+_PLOT = 540
 _NAMES = {"env": "commands", "retry": "spoilt attempts"}
 
 
@@ -131,7 +123,7 @@ def worker_chart(substrates: Sequence[Mapping[str, Any]], target: str) -> str:
     }
     colour = {"field": "colour", "type": "nominal", "scale": None}
     whiskers = {"x": {"field": "lo", "type": "quantitative"}, "x2": {"field": "hi"}, "y": y}
-    return _svg(
+    return svg(
         {
             "height": {"step": 52},
             "layer": [
@@ -171,7 +163,8 @@ def worker_chart(substrates: Sequence[Mapping[str, Any]], target: str) -> str:
                 _text(rows, y, "n", _PLOT + 158, dy=-7),
                 _text(rows, y, "failed", _PLOT + 158, dy=9, muted=True),
             ],
-        }
+        },
+        inks=_INKS,
     )
 
 
@@ -234,7 +227,7 @@ def overhead_chart(substrates: Sequence[Mapping[str, Any]]) -> str:
     }
     heads = [{"base": 0, **{q: q for q in ("p50", "p95", "p99")}}]
     columns = {"p50": 90, "p95": 185, "p99": 280}
-    return _svg(
+    return svg(
         {
             "height": 62 * len(substrates),
             "layer": [
@@ -268,7 +261,8 @@ def overhead_chart(substrates: Sequence[Mapping[str, Any]]) -> str:
                 *(_text(rows, y, q, _PLOT + at, align="right", bold=q == "p50") for q, at in columns.items()),
                 *(_text(heads, y, q, _PLOT + at, align="right", muted=True) for q, at in columns.items()),
             ],
-        }
+        },
+        inks=_INKS,
     )
 
 
@@ -349,7 +343,7 @@ def timeline_chart(rollout: Rollout) -> str:
         "scale": {"domain": [0, end_s], "nice": False},
         "axis": {"tickCount": 8},
     }
-    return _svg(
+    return svg(
         {
             "height": {"step": 22},
             "layer": [
@@ -369,7 +363,8 @@ def timeline_chart(rollout: Rollout) -> str:
                 _text(rows, y, "total", _PLOT + 90, align="right"),
                 _text(rows, y, "share", _PLOT + 160, align="right", muted=True),
             ],
-        }
+        },
+        inks=_INKS,
     )
 
 
@@ -433,54 +428,3 @@ def _text(
 
 def _on(rows: Sequence[Mapping[str, Any]], mark: Mapping[str, Any], encoding: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": {"values": list(rows)}, "mark": {"color": "#000001", "aria": False, **mark}, "encoding": encoding}
-
-
-def _svg(spec: Mapping[str, Any]) -> str:
-    """Render a spec to SVG that takes the page's colours, scales with its width and says on hover what is what."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise ConfigError("the HTML report needs its extra: pip install 'rayroll[report]'") from None
-    font = "system-ui, sans-serif"
-    whole = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": _PLOT,
-        "background": None,
-        "padding": {"left": 0, "right": 0, "top": 2, "bottom": 8},
-        **spec,
-        "config": {
-            "font": font,
-            "view": {"stroke": None},
-            "axis": {
-                "aria": False,
-                "labelColor": "#000002",
-                "titleColor": "#000002",
-                "gridColor": "#000003",
-                "domain": False,
-                "ticks": False,
-                "labelFontSize": 12,
-                "titleFontSize": 12,
-                "titleFontWeight": "normal",
-                "titlePadding": 10,
-                "labelPadding": 8,
-            },
-        },
-    }
-    svg = vl_convert.vegalite_to_svg(whole, vl_version="6.1")
-    size = re.match(r'<svg [^>]*height="([\d.]+)"[^>]*>(<g fill="none"[^>]*translate\()[\d.]+,([\d.]+)\)', svg)
-    assert size is not None, "vl-convert changed the head of its SVG"
-    # One scale for all pictures: the plot begins at the gutter, and every picture is as wide as the page.
-    height, group, top = size.groups()
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">'
-    svg = head + f"{group}{_GUTTER},{top})" + svg[size.end() :]
-    svg = re.sub(
-        r'<(path|line) aria-label="([^"]*)" role="graphics-symbol" aria-roledescription="[^"]*"([^>]*)/>',
-        r"<\1\3><title>\2</title></\1>",
-        svg,
-    )
-    # In tags only, never in what is read: hundredths of a pixel (half the size), and the page's colours.
-    return re.sub("<[^>]*>", lambda tag: _INK.sub(_ink, re.sub(r"(\d\.\d\d)\d+", r"\1", tag.group())), svg)
-
-
-def _ink(match: re.Match[str]) -> str:
-    return _INKS[match.group()]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from rayroll.cli.traces import answers, replay, sources
+from rayroll.cli.traces import answers, replay, report, sources
 
 __all__ = ["traces"]
 
 traces = typer.Typer(help="Traces of coding agents: Claude Code, Codex, and rollouts of our own.", no_args_is_help=True)
 
-for command in (sources.collect, sources.sanitize, sources.load, answers.stats, answers.kv, sources.synth):
+for command in (
+    sources.collect,
+    sources.sanitize,
+    sources.load,
+    answers.stats,
+    answers.kv,
+    report.report,
+    sources.synth,
+    replay.replay,
+):
     traces.command()(command)
-traces.command()(replay.replay)
