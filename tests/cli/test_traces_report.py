@@ -16,6 +16,14 @@ from rayroll.traces.store import Store
 pytest.importorskip("vl_convert", reason="needs the extra rayroll[report]")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def converter() -> None:
+    """It keeps a pair of sockets as long as the process, so they are no leak of the test that draws first."""
+    import vl_convert
+
+    vl_convert.vega_to_svg({"width": 1, "height": 1})
+
+
 def said(*words: str | Path) -> str:
     """What the command prints on standard output; its errors are raised."""
     done = CliRunner().invoke(traces, ["report", *map(str, words)], catch_exceptions=False)
