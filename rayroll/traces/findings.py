@@ -169,6 +169,8 @@ SELECT
     (SELECT count(*) FROM steps WHERE prefix_tokens IS NULL OR append_tokens IS NULL) AS uncounted,
     (SELECT count(*) FROM tools) AS calls,
     (SELECT count(*) FROM tools WHERE effective_ms IS NULL) AS unmeasured,
+    (SELECT count(program) FROM tools) AS programs,
+    (SELECT count(command) FROM tools) AS commands,
     (SELECT count(*) FROM human_waits) AS waits,
     (SELECT count(*) FROM events WHERE type = 'user_message') AS messages
 """
@@ -203,18 +205,16 @@ def _missing(store: Store, found: Mapping[str, Sequence[Row]], *, include_inputs
         if row["provider"] == "all" and row["priced_steps"] < row["steps"]:
             unpriced = _of(row["steps"] - row["priced_steps"], row["steps"], "step")
             told.append(f"{unpriced} are of models without a price, and are in no sum of costs.")
-    if include_inputs and "command" not in _columns(store):
-        told.append("The store has no commands, only the programs that they run: timelines show those.")
+    if include_inputs and n["programs"] and not n["commands"]:
+        told.append(
+            "The store has no commands, only the programs that they run: timelines show those. "
+            "`rayroll traces load --include-inputs` keeps commands."
+        )
     return told
 
 
 def _of(part: int, whole: int, noun: str) -> str:
     return f"All {whole:,} {noun}s" if part == whole else f"{part:,} of {whole:,} {noun}s"
-
-
-def _columns(store: Store) -> set[str]:
-    query = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'tools'"
-    return {row["column_name"] for row in statistics.rows(store.connection, query, {})}
 
 
 def _write(path: Path, rows: Iterable[Row]) -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from rayroll.errors import ConfigError
 from rayroll.traces import reading
-from rayroll.traces._raw import collected
-from rayroll.traces.categories import category, command_of
-from rayroll.traces.lines import Loss
-from rayroll.traces.rollouts import rollouts_in, rows_of
-from rayroll.traces.rows import read_rows
 from rayroll.traces.store import Store
-from rayroll.traces.workload import Commands, Pace, Workload, build
+from rayroll.traces.workload import Pace, Workload, build
 
 __all__ = ["TRACELAB", "read"]
 
@@ -44,9 +37,16 @@ def read(source: str, *, sessions: int | None, seed: int, pace: Pace, recorded_c
             raise ConfigError("made-up sessions have no commands", fix="play stand-ins")
         return _made_up(sessions or MADE_UP, seed, pace)
     path = Path(source).expanduser()
-    commands = _commands(path) if recorded_commands else {}
-    with _opened(path) as store:
-        return build(store, source=path.name, sessions=sessions, seed=seed, pace=pace, commands=commands)
+    with _opened(path, recorded_commands) as store:
+        if recorded_commands and not _has_commands(store):
+            raise ConfigError(
+                f"{path} holds no recorded commands: its rows were sanitized, or have no inputs",
+                fix="replay the rows that collect has written, or a store loaded with --include-inputs; "
+                "or play stand-ins",
+            )
+        return build(
+            store, source=path.name, sessions=sessions, seed=seed, pace=pace, recorded_commands=recorded_commands
+        )
 
 
 def _made_up(sessions: int, seed: int, pace: Pace) -> Workload:
@@ -58,7 +58,7 @@ def _made_up(sessions: int, seed: int, pace: Pace) -> Workload:
         return build(store, source=TRACELAB, sessions=sessions, seed=seed, pace=pace)
 
 
-def _opened(path: Path) -> Store:
+def _opened(path: Path, include_inputs: bool) -> Store:
     if path.is_file() and reading.recognise(path) == "duckdb":
         try:
             return Store.open(path, read_only=True)
@@ -67,43 +67,12 @@ def _opened(path: Path) -> Store:
                 raise
     store = Store.open()
     try:
-        store.load(path)
+        store.load(path, include_inputs=include_inputs)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _commands(path: Path) -> Commands:
-    """What shell calls ran.
-
-    Raises:
-        ConfigError: The rows hold no inputs.
-    """
-    found = {
-        (str(row["trace_key"]), index): command
-        for row in _rows(path)
-        for index, tool in enumerate(row.get("tools") or ())
-        if (command := _command(tool)) is not None and row.get("trace_key")
-    }
-    if not found:
-        raise ConfigError(
-            f"{path} holds no recorded commands: its rows were sanitized, or have no inputs",
-            fix="replay the rows that collect has written, or play stand-ins",
-        )
-    return found
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    found = reading.find(path)
-    for file in found.of("rows"):
-        yield from (row for row in reading.rows_in(file) if not isinstance(row, Loss))
-    for file in found.of("rollouts"):
-        yield from (row for row in rows_of(rollouts_in(file)) if not isinstance(row, Loss))
-    if logs := found.of("raw"):
-        with collected([path], logs, None) as (file, _):
-            yield from read_rows(file)
-
-
-def _command(tool: Mapping[str, Any]) -> str | None:
-    return command_of(tool.get("input")) if category(str(tool.get("tool_name"))) == "shell_command" else None
+def _has_commands(store: Store) -> bool:
+    return store.connection.execute("SELECT 1 FROM tools WHERE command IS NOT NULL LIMIT 1").fetchone() is not None

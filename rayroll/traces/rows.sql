@@ -102,8 +102,12 @@ FROM (
 WHERE t.tool_name IS NOT NULL OR t.tool_call_id IS NOT NULL;
 
 INSERT INTO tools BY NAME
-WITH kinds AS (SELECT name, category_of(name) AS category FROM (SELECT DISTINCT name FROM fresh_tools))
-SELECT t.* EXCLUDE (told_ms, input), category,
-    CASE WHEN category = 'shell_command' AND input IS NOT NULL THEN program_of(input::VARCHAR) END AS program
-FROM fresh_tools t JOIN kinds USING (name)
+WITH kinds AS (SELECT name, category_of(name) AS category FROM (SELECT DISTINCT name FROM fresh_tools)),
+told AS (
+    SELECT t.* EXCLUDE (told_ms, input), category,
+        CASE WHEN category = 'shell_command' AND input IS NOT NULL THEN command_of(input::VARCHAR) END AS command
+    FROM fresh_tools t JOIN kinds USING (name)
+)
+SELECT * REPLACE (CASE WHEN getvariable('keeps_inputs') THEN command END AS command), program_of(command) AS program
+FROM told
 ORDER BY step_id, tool_index;

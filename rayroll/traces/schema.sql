@@ -55,5 +55,6 @@ CREATE TABLE tools (
     status VARCHAR NOT NULL,         -- finished, unfinished, aborted
     input_chars BIGINT,
     result_chars BIGINT,
-    program VARCHAR                  -- first word of a shell command, where inputs were kept
+    program VARCHAR,                 -- first word of a shell command, where rows have inputs
+    command VARCHAR                  -- the whole of it, only where inputs were to be kept
 );

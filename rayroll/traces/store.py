@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA_VERSION", "LoadReport", "Store"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of the tables."""
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ class Store:
             for name in _views():
                 connection.execute(_sql(name))
             connection.create_function("category_of", categories.category, ["VARCHAR"], "VARCHAR")
-            connection.create_function("program_of", _program_of, ["VARCHAR"], "VARCHAR", null_handling="special")
+            for name, function in (("command_of", categories.command_of), ("program_of", _program_of)):
+                connection.create_function(name, function, ["VARCHAR"], "VARCHAR", null_handling="special")
         except BaseException:
             connection.close()
             raise
@@ -90,7 +91,11 @@ class Store:
         self.connection.close()
 
     def load(
-        self, paths: Path | str | Iterable[Path | str], *, progress: Callable[[Progress], None] | None = None
+        self,
+        paths: Path | str | Iterable[Path | str],
+        *,
+        include_inputs: bool = False,
+        progress: Callable[[Progress], None] | None = None,
     ) -> LoadReport:
         """Load agents' session logs, rows, rayroll's ``rollouts.jsonl`` (plain, gzip, zstd), TraceLab's DuckDB file.
 
@@ -98,6 +103,7 @@ class Store:
 
         Args:
             paths: A file, a folder (all traces below it, of any kind; what is none is told of) or several.
+            include_inputs: Keep what shell calls ran, where the traces tell. Whoever has the store can read it then.
             progress: Called as session logs are read.
 
         Raises:
@@ -105,6 +111,7 @@ class Store:
                 loaded then.
         """
         given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+        self._keep_inputs(include_inputs)
         found = reading.find(given)
         report = LoadReport.of(found.foreign)
         if rows := found.of("rows"):
@@ -112,18 +119,26 @@ class Store:
         if logs := found.of("raw"):
             report += self._load_logs(given, logs, progress)
         for file in found.of("rollouts"):
-            report += self.load_rows(rows_of(rollouts_in(file)))
+            report += self._load_rows(rows_of(rollouts_in(file)))
         for file in found.of("duckdb"):
             with attached(self.connection, file) as query:
                 report += self._load_lines(query)[0]
         return report
 
-    def load_rows(self, rows: Iterable[Mapping[str, Any] | Loss]) -> LoadReport:
+    def load_rows(self, rows: Iterable[Mapping[str, Any] | Loss], *, include_inputs: bool = False) -> LoadReport:
         """Load rows of the row format as they come, such as from a collector; all of them or, on an error, none.
 
         Args:
             rows: Rows, and what could not be read, for the report.
+            include_inputs: As of ``load``.
         """
+        self._keep_inputs(include_inputs)
+        return self._load_rows(rows)
+
+    def _keep_inputs(self, include_inputs: bool) -> None:
+        self.connection.execute(f"SET VARIABLE keeps_inputs = {include_inputs}")
+
+    def _load_rows(self, rows: Iterable[Mapping[str, Any] | Loss]) -> LoadReport:
         with tempfile.TemporaryDirectory(prefix="rayroll-traces-") as folder:
             path = Path(folder, "rows.jsonl")
             with path.open("wb") as file:
@@ -148,10 +163,10 @@ class Store:
         except (duckdb.InvalidInputException, duckdb.IOException) as error:
             # A cut archive, an object beyond DuckDB's limit: line by line there is a part to be had.
             logger.info("read line by line: %s", error)
-            return self.load_rows(row for path in paths for row in reading.rows_in(path))
+            return self._load_rows(row for path in paths for row in reading.rows_in(path))
         if not damaged:
             return report
-        return report + self.load_rows(row for path in damaged for row in reading.rows_in(path, only_damaged=True))
+        return report + self._load_rows(row for path in damaged for row in reading.rows_in(path, only_damaged=True))
 
     def _load_lines(self, query: str) -> tuple[LoadReport, list[Path]]:
         """Load a query's ``place``, ``json`` and ``damaged`` (the file of a line that is no JSON); also those files."""
@@ -222,8 +237,7 @@ def _query(paths: Sequence[Path]) -> str:
     """
 
 
-def _program_of(tool_input: str | None) -> str | None:
-    command = categories.command_of(tool_input)
+def _program_of(command: str | None) -> str | None:
     return None if command is None else categories.program(command)
 
 

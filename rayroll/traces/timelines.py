@@ -113,17 +113,12 @@ def timelines(connection: duckdb.DuckDBPyConnection, shield: Shield, *, include_
     )
     try:
         chosen = statistics.rows(connection, _CHOSEN, {})
-        query = _SPANS.replace("$command", _command(connection) if include_inputs else "NULL")
+        # What a store has of a call's input: its command, or else the program that it runs.
+        command = f"left(coalesce(command, program), {_COMMAND_CHARS})" if include_inputs else "NULL"
+        query = _SPANS.replace("$command", command)
         return [_timeline(connection, query, shield, row["why"], row["facts"]) for row in chosen]
     finally:
         connection.execute("DROP TABLE timed")
-
-
-def _command(connection: duckdb.DuckDBPyConnection) -> str:
-    """What a store has of a call's input: its command, or else the program that it runs."""
-    columns = connection.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'tools'").fetchall()
-    column = "command" if ("command",) in columns else "program"
-    return f"left({column}, {_COMMAND_CHARS})"
 
 
 def _timeline(

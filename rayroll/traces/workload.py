@@ -20,7 +20,7 @@ from rayroll.policies.replay import MOST_OUTPUT_BYTES, ModelStep, ToolCall
 from rayroll.traces.store import Store
 from rayroll.types import FileTree, Task
 
-__all__ = ["IMAGE", "Commands", "Pace", "Session", "Workload", "build", "task_of"]
+__all__ = ["IMAGE", "Pace", "Session", "Workload", "build", "task_of"]
 
 IMAGE = "debian:bookworm-slim"
 """What stand-ins run on; any image with a shell would do."""
@@ -29,9 +29,6 @@ RECORDED_TIMES = 3.0
 """A recorded command may take so many times its recorded duration, and so many seconds beyond, before it is ended."""
 MOST_WAIT_S = 7 * 86400.0
 _ALL = 1 << 30
-
-Commands = Mapping[tuple[str, int], str]
-"""What was run, by the step's ``trace_key`` and the call's index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ def build(
     sessions: int | None,
     seed: int,
     pace: Pace,
-    commands: Commands | None = None,
+    recorded_commands: bool = False,
 ) -> Workload:
     """The workload of a store. Raises ConfigError when it has nothing to replay."""
     query = files("rayroll.traces").joinpath("workload.sql").read_text(encoding="utf-8")
@@ -206,12 +203,12 @@ def build(
     made = []
     for lane, of_lane in itertools.groupby(records, lambda row: row["lane"]):
         steps = [list(of_step) for _, of_step in itertools.groupby(of_lane, lambda row: row["step_id"])]
-        acted = tuple(_step(of_step, pace, commands or {}, counted) for of_step in steps)
+        acted = tuple(_step(of_step, pace, recorded_commands, counted) for of_step in steps)
         made.append(Session(f"trace/{numbers[lane]:05}", lane, steps[0][0]["provider"], acted))
     return Workload(source, tuple(made), len(playable), len(lanes) - len(playable), **counted)
 
 
-def _step(rows: Sequence[Mapping[str, Any]], pace: Pace, commands: Commands, counted: dict[str, int]) -> ModelStep:
+def _step(rows: Sequence[Mapping[str, Any]], pace: Pace, recorded_commands: bool, counted: dict[str, int]) -> ModelStep:
     first = rows[0]
     counted["unknown_thinks"] += first["generation_s"] is None
     think_s = pace.think_scale * (first["generation_s"] or 0.0) + pace.human_waits * (first["wait_s"] or 0.0)
@@ -219,7 +216,7 @@ def _step(rows: Sequence[Mapping[str, Any]], pace: Pace, commands: Commands, cou
     for row in rows:
         if row["name"] is None:
             continue
-        command = commands.get((row["trace_key"], row["tool_index"]))
+        command = row["command"] if recorded_commands else None
         counted["unknown_calls"] += row["call_s"] is None
         counted["beside"] += row["is_beside"]
         counted["commands"] += command is not None

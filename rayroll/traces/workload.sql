@@ -6,7 +6,7 @@ SELECT
     dense_rank() OVER (PARTITION BY lane ORDER BY s.round_index, s.step_id) AS place,
     s.provider, s.trace_key, s.step_id,
     s.generation_s, w.wait_s,
-    t.tool_index, t.name, t.result_chars,
+    t.tool_index, t.name, t.result_chars, t.command,
     -- Effective; one that took no time that a clock could tell is 0, and NULL is unknown.
     coalesce(t.effective_ms, t.internal_ms, t.wall_ms) / 1000 AS call_s,
     -- Began before another call of its step had ended.

@@ -54,12 +54,11 @@ def test_what_no_span_covers_is_idle() -> None:
 
 def test_inputs_are_told_only_where_it_was_asked_for() -> None:
     assert "make" not in repr(of(ROWS))
-    assert "make" in spans("shell_command", include_inputs=True)[0].note
+    assert spans("shell_command", include_inputs=True)[0].note == "make"
 
 
 def test_a_store_that_has_commands_tells_their_first_200_characters() -> None:
     with store(ROWS) as opened:
-        opened.connection.execute("ALTER TABLE tools ADD COLUMN command VARCHAR")
         opened.connection.execute("UPDATE tools SET command = repeat('x', 300) WHERE name = 'Bash' AND step_id = 0")
         [shut], [told] = (timelines(opened.connection, Shield(), include_inputs=include) for include in (False, True))
     assert "xx" not in repr(shut)

@@ -157,6 +157,15 @@ def test_recorded_commands_are_those_of_shell_calls_and_end_in_time(rows: Path) 
     assert "stand-ins: 1" in found.sentence()
 
 
+def test_a_store_has_commands_where_inputs_were_to_be_kept(rows: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "own.duckdb") as opened, Store.open(tmp_path / "shared.duckdb") as shared:
+        opened.load(rows, include_inputs=True)
+        shared.load(rows)
+    assert read_all(tmp_path / "own.duckdb", recorded_commands=True).commands == 1
+    with pytest.raises(ConfigError, match="no recorded commands"):
+        read_all(tmp_path / "shared.duckdb", recorded_commands=True)
+
+
 def test_a_recorded_command_keeps_its_duration_at_any_pace_of_stand_ins(rows: Path) -> None:
     found = read_all(rows, recorded_commands=True, pace=Pace(tool_scale=0.1, max_call_s=1.0))
     assert found.sessions[0].steps[0].calls == (ToolCall(1.0, 50, "make", 1.0),)

@@ -77,12 +77,15 @@ def load(
         typer.Argument(help="Agents' logs, rows, rollouts.jsonl, TraceLab's DuckDB file, or folders of them."),
     ],
     store: Annotated[Path, typer.Option(help="Made where it is not there.")] = Path("traces.duckdb"),
+    include_inputs: Annotated[
+        bool, typer.Option("--include-inputs", help="Keep what shell calls ran: a store for yourself.")
+    ] = False,
 ) -> None:
     """Load traces into a store; what is there already is not loaded twice."""
     from rayroll.traces.store import Store
 
     with Store.open(store) as opened, logs_bar() as show:
-        report = opened.load(files, progress=show)
+        report = opened.load(files, include_inputs=include_inputs, progress=show)
     typer.echo(f"{report.added} steps added, {report.repeated} were there already: {store}")
     told = {
         "without times": report.without_times,
