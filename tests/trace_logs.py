@@ -42,7 +42,7 @@ def gives_what_is_published(kind: str, log: Path) -> None:
         "session_file",  # where the file lay when TraceLab read it
         "home",  # the same, below this test's folder
     }
-    ours = {"is_subagent": False, "parent_session_id": None, "flags": []}
+    ours = {"is_subagent": False, "agent_id": None, "parent_session_id": None, "flags": []}
     theirs = published(kind)
     assert len(rows) == len(theirs) > 0
     for row, wanted in zip(rows, theirs, strict=True):

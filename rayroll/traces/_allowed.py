@@ -34,6 +34,7 @@ ROW_FIELDS = {
     "current_input_chars": "number",
     "first_input_event_type": "event_type",
     "is_subagent": "flag",
+    "agent_id": "id",
     "parent_session_id": "session",
     "flags": "flags",
     "store": "store",

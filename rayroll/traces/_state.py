@@ -23,7 +23,7 @@ __all__ = ["KnownLog", "State"]
 
 _SCHEMA = 1
 """Another number: the file is begun anew."""
-READERS = 1
+READERS = 2
 """Another number: logs that still exist are read again, because they would give other rows now."""
 
 _PRAGMAS = (

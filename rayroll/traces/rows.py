@@ -112,6 +112,9 @@ class Row(TypedDict):
     """``provider:session_id:round_id``; unique in a trace."""
     is_subagent: bool
     """Ours."""
+    agent_id: str | None
+    """Ours: which subagent, as its log calls it; each has a context of its own. ``None``: the session itself, or an
+    older subagent whose log does not say."""
     parent_session_id: str | None
     """Ours: the session that started this subagent, or that this one was forked from."""
     flags: list[str]

@@ -1,7 +1,8 @@
 -- What token statistics share: a step beside the one before it, the idle gap before a step, and what a step cost.
 
--- A step with its context (prefix and append) and its predecessor in the session. A subagent has a context of its own,
--- so that its steps and those of the session around it are two rows of steps.
+-- A step with its context (prefix and append) and its predecessor in the session. Each subagent has a context of its
+-- own, so that its steps, those of another and those of the session around them are separate rows of steps, named by
+-- the first step of each: context_id.
 CREATE OR REPLACE TEMP VIEW contexts AS
 SELECT
     *,
@@ -19,6 +20,7 @@ SELECT
 FROM (
     SELECT
         *,
+        first_value(step_id) OVER in_session AS context_id,
         lag(step_id) OVER in_session AS previous_step_id,
         lag(round_index) OVER in_session AS previous_round_index,
         lag(model) OVER in_session AS previous_model,
@@ -27,7 +29,7 @@ FROM (
     FROM (
         SELECT *, coalesce(prefix_tokens + append_tokens, prefix_tokens, append_tokens) AS total_tokens FROM steps
     )
-    WINDOW in_session AS (PARTITION BY session_id, is_subagent ORDER BY round_index, step_id)
+    WINDOW in_session AS (PARTITION BY session_id, is_subagent, agent_id ORDER BY round_index, step_id)
 );
 
 -- How long a session's KV cache lay idle before a step, where that is known. A user's step: from the last activity of

@@ -49,7 +49,7 @@ def test_a_line_that_stands_twice_is_one_line(tmp_path: Path):
 def test_a_subagents_file_is_marked_and_tied_to_its_session(tmp_path: Path):
     log = tmp_path / ".claude/projects/p/S1/subagents/agent-a.jsonl"
     (row,), _, _ = rows_of("claude", write(log, [assistant(1, "s1", text(), isSidechain=True, agentId="a")]))
-    assert row["is_subagent"]
+    assert (row["is_subagent"], row["agent_id"]) == (True, "a")
     assert row["session_id"] == "claude:S1/subagents/agent-a"
     assert row["parent_session_id"] == "claude:S1"
 
@@ -57,6 +57,13 @@ def test_a_subagents_file_is_marked_and_tied_to_its_session(tmp_path: Path):
 def test_a_subagents_file_of_older_versions_lies_beside_its_session(tmp_path: Path):
     (row,), _, _ = rows_of("claude", write(tmp_path / "agent-a.jsonl", [assistant(1, "s1", text(), isSidechain=True)]))
     assert (row["is_subagent"], row["parent_session_id"]) == (True, "claude:S1")
+    assert row["agent_id"] == "a"  # by its file: the line does not say
+
+
+def test_side_conversations_at_the_same_time_are_told_apart(tmp_path: Path):
+    sides = [assistant(n, f"s{n}", text(), isSidechain=True, agentId="ab"[n % 2]) for n in range(4)]
+    found, _, _ = rows_of("claude", write(tmp_path / "S1.jsonl", [assistant(0, "m1", text()), *sides]))
+    assert [row["agent_id"] for row in found] == [None, "a", "b", "a", "b"]
 
 
 def test_a_side_conversation_in_the_same_log_is_a_session_of_its_own(tmp_path: Path):

@@ -43,7 +43,7 @@ def test_turn_ids_tell_history_from_own_work_in_the_second_of_the_fork(tmp_path:
 def test_a_spawned_log_is_a_subagents(tmp_path: Path):
     source = {"subagent": {"thread_spawn": {"parent_thread_id": "P", "depth": 1}}}
     (row,), _, _ = rows_of("codex", write(tmp_path / "C.jsonl", [meta(50, "C", source=source), tokens(60, 100)]))
-    assert (row["is_subagent"], row["parent_session_id"]) == (True, "codex:P")
+    assert (row["is_subagent"], row["agent_id"], row["parent_session_id"]) == (True, "C", "codex:P")
 
 
 def test_an_abort_without_a_turn_id_ends_the_open_call_as_aborted(tmp_path: Path):

@@ -147,6 +147,14 @@ def test_a_round_of_codex_is_tied_to_its_turn():
     assert row["round_id"] == f"{row['turn_id']}:2"
 
 
+def test_a_subagent_stays_the_same_one_under_a_pseudonym():
+    first, again, other = (
+        Sanitizer(KEY).row({"agent_id": name})["agent_id"] for name in ("acme-1", "acme-1", "acme-2")
+    )
+    assert first == again != other
+    assert re.fullmatch("id_[0-9a-f]{24}", first)
+
+
 def test_text_where_a_number_or_time_belongs_is_dropped():
     row = Sanitizer().row(
         {"output_tokens": "acme", "tools": [{"emitted_at": "at acme", "is_error": "acme", "result_chars": {}}]}

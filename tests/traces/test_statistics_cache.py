@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import pytest
 from traces.four_steps import PRICES, ROWS, UNKNOWN, each, row, rows, totals
@@ -139,6 +140,17 @@ def test_a_subagent_has_a_context_of_its_own() -> None:
     )
     assert row(mixed, "prefix_amplification_macro")["growth_tokens"] == 110
     assert row(mixed, "growth", trigger="all")["shrinking_steps"] == 0
+
+
+def test_subagents_at_the_same_time_have_a_context_each() -> None:
+    def of(agent: str, at_s: float, append: int) -> dict[str, Any]:
+        return step(user(at_s), text(at_s + 1), append=append, is_subagent=True, agent_id=agent)
+
+    sizes = {"x": (100_000, 20_000, 30_000, 31_000), "y": (500, 600, 700, 800)}
+    parallel = session("a", *(of(agent, n, sizes[agent][n]) for n in range(4) for agent in "xy"))
+    assert row(parallel, "prefix_amplification_macro")["growth_tokens"] == 11_000 + 300
+    compactions = [row(parallel, name)["compactions"] for name in ("compaction", "compaction_alternative")]
+    assert compactions == [1, 1]
 
 
 def test_a_cache_that_gives_up_after_a_minute_keeps_the_short_gaps(traces: Store) -> None:

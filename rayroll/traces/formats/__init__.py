@@ -54,11 +54,12 @@ class _Closing(TypedDict):
     store: str
     trace_key: str
     is_subagent: bool
+    agent_id: str | None
     parent_session_id: str | None
     flags: list[str]
 
 
-def closing(source: Source, *, is_subagent: bool, parent: str | None) -> _Closing:
+def closing(source: Source, *, is_subagent: bool, agent: str | None, parent: str | None) -> _Closing:
     """The last fields of a row; what follows from the others is filled in when the row is whole."""
     return {
         "current_input_event_count": 0,
@@ -73,6 +74,7 @@ def closing(source: Source, *, is_subagent: bool, parent: str | None) -> _Closin
         "store": source.store,
         "trace_key": "",
         "is_subagent": is_subagent,
+        "agent_id": agent,
         "parent_session_id": parent,
         "flags": [],
     }

@@ -40,7 +40,7 @@ _KNOWN_BLOCKS = names("""
     text thinking redacted_thinking tool_use server_tool_use image document fallback web_search_tool_result
     web_fetch_tool_result code_execution_tool_result mcp_tool_use mcp_tool_result
 """)
-_AGENT_FILE = re.compile(r"(?:^|/)agent-[^/]+$")
+_AGENT_FILE = re.compile(r"(?:^|/)agent-([^/]+)$")
 _SUBAGENT_KEY = re.compile(r"(.+)/subagents/(?:.*/)?agent-[^/]+$")
 _SYNTHETIC = "<synthetic>"
 
@@ -79,7 +79,8 @@ class Reader(LogReader):
         self._early = {call_id: Answer(**result) for call_id, result in state["early"].items()}
         """Results that were written before their call."""
         self._session = f"claude:{source.session_key}"
-        self._own_file_of_agent = bool(_AGENT_FILE.search(source.session_key))
+        of_agent = _AGENT_FILE.search(source.session_key)
+        self._agent_of_file = of_agent[1] if of_agent else None
 
     def state(self) -> dict[str, Any]:
         return {
@@ -214,7 +215,7 @@ class Reader(LogReader):
             _answer(*call, result)
 
     def _thread_name(self, record: dict[str, Any]) -> str:
-        if self._own_file_of_agent or record.get("isSidechain") is not True:
+        if self._agent_of_file is not None or record.get("isSidechain") is not True:
             return ""
         agent = record.get("agentId")
         return f"subagents/agent-{agent}" if isinstance(agent, str) else "sidechain"
@@ -225,7 +226,7 @@ class Reader(LogReader):
     def _is_copy(self, record: dict[str, Any]) -> bool:
         """Does the line itself say that it was first written elsewhere?"""
         session = record.get("sessionId")
-        elsewhere = isinstance(session, str) and session != self.source.session_key and not self._own_file_of_agent
+        elsewhere = isinstance(session, str) and session != self.source.session_key and self._agent_of_file is None
         return elsewhere or "forkedFrom" in record
 
     def _new_row(self, record: dict[str, Any], key: str) -> Row:
@@ -233,10 +234,11 @@ class Reader(LogReader):
         session, parent = self._session, None
         if name:
             session, parent = f"{self._session}/{name}", self._session
-        elif self._own_file_of_agent:
+        elif self._agent_of_file is not None:
             folder, started_by = _SUBAGENT_KEY.match(self.source.session_key), record.get("sessionId")
             parent = f"claude:{folder[1] if folder else started_by}" if folder or isinstance(started_by, str) else None
-        aside = bool(name) or self._own_file_of_agent or record.get("isSidechain") is True
+        agent = record.get("agentId") if isinstance(record.get("agentId"), str) else self._agent_of_file
+        aside = bool(name) or self._agent_of_file is not None or record.get("isSidechain") is True
         row: Row = {
             "provider": "claude",
             "project": self.source.project,
@@ -255,7 +257,7 @@ class Reader(LogReader):
             "reasoning_output_tokens": None,
             "timing_events": thread.pending,
             "tools": [],
-            **closing(self.source, is_subagent=aside, parent=parent),  # type: ignore[typeddict-item]
+            **closing(self.source, is_subagent=aside, agent=agent if aside else None, parent=parent),  # type: ignore[typeddict-item]
         }
         row["flags"] = ["no_usage"]
         thread.pending = []

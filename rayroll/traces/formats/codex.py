@@ -297,6 +297,7 @@ class Reader(LogReader):
         known = name is not None
         replayed = session != (self._now["own"] or self._stem)
         parent = None if replayed or self._now["parent"] is None else f"codex:{self._now['parent']}"
+        aside = self._now["subagent"] and not replayed  # the agent's id is its session's
         row: Row = {
             "provider": "codex",
             "session_id": f"codex:{session}",
@@ -316,7 +317,7 @@ class Reader(LogReader):
             "reasoning_output_tokens": count(last, "reasoning_output_tokens") if known else None,
             "timing_events": events,
             "tools": list(self._tools),
-            **closing(self.source, is_subagent=self._now["subagent"] and not replayed, parent=parent),  # type: ignore[typeddict-item]
+            **closing(self.source, is_subagent=aside, agent=session if aside else None, parent=parent),  # type: ignore[typeddict-item]
         }
         row["flags"] = sorted([*self._now["flags"], *([] if known else ["no_usage"])])
         self.steps.add(key, row, copied=replayed)

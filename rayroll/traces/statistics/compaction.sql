@@ -15,10 +15,10 @@ WITH levels AS (
         previous_total_tokens,
         max(total_tokens) OVER in_session AS largest_tokens,
         max(total_tokens) OVER (
-            PARTITION BY session_id, is_subagent ORDER BY round_index, step_id ROWS BETWEEN 1 FOLLOWING AND 3 FOLLOWING
+            PARTITION BY context_id ORDER BY round_index, step_id ROWS BETWEEN 1 FOLLOWING AND 3 FOLLOWING
         ) AS next_tokens
     FROM contexts
-    WINDOW in_session AS (PARTITION BY session_id, is_subagent)
+    WINDOW in_session AS (PARTITION BY context_id)
 ),
 drops AS (
     SELECT

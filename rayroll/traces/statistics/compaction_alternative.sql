@@ -14,9 +14,9 @@ WITH levels AS (
         max(total_tokens) OVER later AS later_largest_tokens
     FROM contexts
     WINDOW
-        in_session AS (PARTITION BY session_id, is_subagent ORDER BY round_index, step_id),
+        in_session AS (PARTITION BY context_id ORDER BY round_index, step_id),
         later AS (
-            PARTITION BY session_id, is_subagent
+            PARTITION BY context_id
             ORDER BY round_index, step_id ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
         )
 ),
