@@ -1,4 +1,4 @@
-"""Logs are read a line at a time and never trusted: what is whole is kept, what is lost is told with line and reason.
+"""Lines of JSON are read one at a time and never trusted: what is whole is kept, what is lost is told, by line.
 
 A kill in mid-write leaves half a record, and the next one is appended to the same line; a cut emoji leaves half a
 surrogate pair; a log may hold a byte that is no UTF-8. The good path is one ``orjson.loads``; only a line that it
@@ -8,6 +8,7 @@ refuses is looked at closer.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ MAX_LINE_BYTES = 256 << 20
 _LOOKS_PER_CHARACTER = 16
 """A broken line is looked at so many times over, at most; a record's own nesting is about six deep."""
 
-_WHITE = " \t\r\n\0"
-"""A crash can leave a run of NULs at the end of a file."""
+_WHITE = " \t\r\n\0\ufeff"
+"""A crash can leave a run of NULs at the end of a file; some editors put a byte order mark at its beginning."""
 
 # A pair stays, half a pair is replaced, and any other escape is stepped over, so that an escaped backslash before a
 # "u" is never taken for the start of one.
@@ -43,7 +44,7 @@ _RECORD_KEYS = frozenset({"timestamp", "sessionId", "uuid", "message", "messageI
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Something of a log that could not be read as written."""
+    """Something of a file that could not be read as written."""
 
     file: str
     line: int
@@ -60,32 +61,70 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < 19 else float(digits)  # orjson writes 64 bits
 
 
+def _is_log_record(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("type"), str) and not _RECORD_KEYS.isdisjoint(value)
+
+
 # Control characters inside strings are let through; whoever wrote them meant text.
 _decoder = json.JSONDecoder(strict=False, parse_int=_integer)
 
 
 class LogLines:
-    """The whole records of a log, one by one; holds one line at a time.
+    """The whole records of a file, one by one; holds one line at a time.
 
     Iterate once. Afterwards ``offset`` and ``line`` say where to go on when the file has grown, and ``complete`` says
     whether that is exact: False when the last line has no end yet.
     """
 
     def __init__(
-        self, path: Path, *, offset: int = 0, line: int = 0, on_loss: Callable[[Loss], None] = lambda _: None
+        self,
+        path: Path,
+        *,
+        offset: int = 0,
+        line: int = 0,
+        until: float = math.inf,
+        on_loss: Callable[[Loss], None] = lambda _: None,
+        is_record: Callable[[dict[str, Any]], bool] = _is_log_record,
     ) -> None:
+        """Read what lies from ``offset`` on, up to the end of the line that reaches ``until``.
+
+        ``is_record`` tells records from other objects where a line is damaged; a log's, if nothing else is said.
+        """
         self.path = path
         self.offset = offset
         """Uncompressed bytes up to the end of the last line that had one."""
         self.line = line
         """Number of the last line read, from 1."""
         self.complete = True
+        self._until = until
         self._on_loss = on_loss
+        self._is_record = is_record
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in self.lines():
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                yield from self._mend(line)
+                continue
+            if isinstance(record, dict):
+                yield record
+            else:
+                self._lost("not a JSON object")
+
+    def mended(self) -> Iterator[dict[str, Any]]:
+        """The records of damaged lines alone, for who has read the sound ones by other means."""
+        for line in self.lines():
+            try:
+                orjson.loads(line)
+            except orjson.JSONDecodeError:
+                yield from self._mend(line)
+
+    def lines(self) -> Iterator[bytes]:
+        """Each line as it is, blank ones too; what cannot be read at all is told."""
         try:
             with open_read(self.path, offset=self.offset) as stream:
-                while line := stream.readline(MAX_LINE_BYTES):
+                while self.offset < self._until and (line := stream.readline(MAX_LINE_BYTES)):
                     self.line += 1
                     self.complete = line.endswith(b"\n")
                     if not self.complete and len(line) == MAX_LINE_BYTES:
@@ -93,15 +132,7 @@ class LogLines:
                         continue
                     if self.complete:
                         self.offset += len(line)
-                    try:
-                        record = orjson.loads(line)
-                    except orjson.JSONDecodeError:
-                        yield from self._mend(line)
-                        continue
-                    if isinstance(record, dict):
-                        yield record
-                    else:
-                        self._lost("not a JSON object")
+                    yield line
         except damaged() as error:
             self.complete = False
             self.line += 1
@@ -120,19 +151,19 @@ class LogLines:
         self._lost(f"a line of {length:,} bytes; more than {MAX_LINE_BYTES:,} are not read")
 
     def _mend(self, line: bytes) -> Iterator[dict[str, Any]]:
-        text = line.decode("utf-8", "replace").strip(_WHITE)
-        if not text:
+        written = line.decode("utf-8", "replace").strip(_WHITE)
+        if not written:
             return
-        replaced = "\ufffd" in text
-        text = _HALF_PAIR.sub(lambda m: "\\ufffd" if m[1] else m[0], text)
+        text = _HALF_PAIR.sub(lambda m: "\\ufffd" if m[1] else m[0], written)
         try:
             record = orjson.loads(text)
         except orjson.JSONDecodeError:
             yield from self._whole_ones(text)
             return
         if isinstance(record, dict):
-            why = "bytes that are not UTF-8" if replaced else "half a surrogate pair"
-            self._lost(f"{why}: replaced by U+FFFD", kept=True)
+            if text != written or "\ufffd" in written:  # else only NULs or a byte order mark were in the way
+                why = "bytes that are not UTF-8" if "\ufffd" in written else "half a surrogate pair"
+                self._lost(f"{why}: replaced by U+FFFD", kept=True)
             yield record
         else:
             self._lost("not a JSON object")
@@ -157,7 +188,7 @@ class LogLines:
             # Inside a torn record whole objects stand too; those are followed by more of their own record, or are
             # no records by their look.
             after = text[end : end + 64].lstrip(_WHITE)
-            if (not after or after[0] == "{") and _is_record(value):
+            if (not after or after[0] == "{") and self._is_record(value):
                 if text[lost_from:start].strip(_WHITE):
                     self._lost(f"{start - lost_from} characters of a torn record before a whole one")
                 yield value
@@ -166,7 +197,3 @@ class LogLines:
         if rest := text[lost_from:].strip(_WHITE):
             torn = "damaged JSON" if self.complete else "a record that is cut off"
             self._lost(f"{len(rest)} characters of {torn}")
-
-
-def _is_record(value: dict[str, Any]) -> bool:
-    return isinstance(value.get("type"), str) and not _RECORD_KEYS.isdisjoint(value)

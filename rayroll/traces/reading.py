@@ -1,4 +1,4 @@
-"""What a file of traces is, and its rows one by one, also where lines are damaged.
+"""What files are meant by a path, what each of them is, and its rows one by one, also where lines are damaged.
 
 DuckDB reads whole files of rows by itself, several times faster; what is here is for finding out, for other formats
 and for the lines that DuckDB gives up on.
@@ -6,41 +6,77 @@ and for the lines that DuckDB gives up on.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
 from rayroll.errors import ConfigError
-from rayroll.traces._streams import damaged, open_read
+from rayroll.traces.formats import formats
+from rayroll.traces.lines import LogLines, Loss
+from rayroll.traces.rows import is_row
 
-__all__ = ["Kind", "Lost", "files_of", "lines", "mended", "recognise"]
+__all__ = ["Found", "Kind", "files_of", "find", "recognise", "rows_in"]
 
 Kind = Literal["rows", "rollouts", "duckdb", "raw"]
 """TraceLab's row format; rayroll's own rollouts; a DuckDB file; an agent's own session log."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst")
 
+KNOWN = (
+    "session logs of Claude Code or Codex",
+    "rows (TraceLab's format)",
+    "rollouts.jsonl",
+    "a DuckDB file of TraceLab's",
+)
+"""What a trace may be."""
+
 _ROW_FIELDS = frozenset(("timing_events", "tools", "input_tokens_total", "round_index", "round_id"))
-_LOG_FIELDS = frozenset(("sessionId", "payload", "message", "uuid", "leafUuid"))
+_LOOKED_AT_RECORDS = 50
+_LOOKED_AT_BYTES = 1 << 20
+"""So far into a file, one record of a known kind says what it is; at least one line is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A line that could not be read, or not all of it."""
+class Found:
+    """The traces that are meant, and what lies between them in folders."""
 
-    file: str
-    line: int
-    """Counted from 1."""
-    reason: str
+    files: tuple[tuple[Path, Kind], ...]
+    foreign: tuple[Loss, ...]
+    """Files of other programs, or empty ones: only in folders, for who names a file means it."""
+
+    def of(self, kind: Kind) -> list[Path]:
+        """The files of that kind, in their order."""
+        return [path for path, this in self.files if this == kind]
+
+
+def find(paths: Path | str | Iterable[Path | str]) -> Found:
+    """The traces that are meant: of a folder, all below it that are traces.
+
+    Raises:
+        ConfigError: A path is not there; a file that was named is no trace; or there is none below a folder.
+    """
+    files: list[tuple[Path, Kind]] = []
+    foreign: list[Loss] = []
+    for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
+        if not path.is_dir():
+            files += ((file, recognise(file)) for file in files_of(path))
+            continue
+        before, others = len(files), []
+        for file in files_of(path):
+            try:
+                files.append((file, recognise(file)))
+            except ConfigError as error:
+                others.append(Loss(str(file), 0, error.message.removeprefix(f"{file} ")))
+        if len(files) == before:
+            raise ConfigError(f"no traces in {path}", files=[str(one) for one in others[:5]], known=KNOWN)
+        foreign += others
+    return Found(tuple(files), tuple(foreign))
 
 
 def files_of(paths: Path | str | Iterable[Path | str]) -> list[Path]:
-    """The files that are meant: a folder stands for all traces below it.
+    """The files that are meant: a folder stands for all below it that may be traces, by their names.
 
     Raises:
         ConfigError: A path is not there, or a folder holds nothing of the kind.
@@ -50,12 +86,18 @@ def files_of(paths: Path | str | Iterable[Path | str]) -> list[Path]:
         if path.is_dir():
             below = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
             if not below:
-                raise ConfigError(f"no traces in {path}", looked_for=[f"*{suffix}" for suffix in SUFFIXES])
+                raise ConfigError(
+                    f"no traces in {path}",
+                    looked_for=[f"*{suffix}" for suffix in SUFFIXES],
+                    fix="name a folder of logs, such as ~/.claude/projects, or a file",
+                )
             found += below
-        elif path.exists():
+        elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise ConfigError(f"{path} is no regular file", fix="write what it gives to a file, and name that")
         else:
-            raise ConfigError(f"there is no file {path}")
+            raise ConfigError(f"there is no file {path}", fix="name a file or folder of traces")
     return found
 
 
@@ -63,124 +105,53 @@ def recognise(path: Path) -> Kind:
     """What a file is, by its beginning.
 
     Raises:
-        ConfigError: It is empty, or of a program that is not known here.
+        ConfigError: It cannot be read, is empty, or of a program that is not known here.
     """
     try:
-        head = _head(path)
-    except ImportError:
-        raise ConfigError(f"{path} needs zstandard", fix="pip install 'rayroll[traces]'") from None
-    if head[8:12] == b"DUCK":
+        with path.open("rb") as file:
+            head = file.read(12)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", fix="see to it that this user may") from error
+    if head[8:] == b"DUCK":
         return "duckdb"
-    records = [record for line in head.split(b"\n") if line.strip() for record in _records(line)]
-    for record in records:
-        keys = record.keys()
-        if "session_id" in keys and keys & _ROW_FIELDS:
-            return "rows"
-        if {"v", "task_id", "timing"} <= keys:
-            return "rollouts"
-        if "type" in keys and keys & _LOG_FIELDS:
-            return "raw"
-    if not head.strip():
-        raise ConfigError(f"{path} is empty")
-    seen = f"its first record has {sorted(records[0])[:8]}" if records else "its first lines are not JSON"
-    raise ConfigError(
-        f"{path} is no trace: {seen}",
-        known=["rows (TraceLab's format)", "rollouts.jsonl", "a DuckDB file of TraceLab's"],
+    losses: list[Loss] = []
+    others: list[dict[str, Any]] = []
+    log = LogLines(
+        path, until=_LOOKED_AT_BYTES, on_loss=losses.append, is_record=lambda value: _kind(value) is not None
     )
+    for record in islice(log, _LOOKED_AT_RECORDS):
+        if kind := _kind(record):
+            return kind
+        others.append(record)
+    if others:
+        seen = f"is no trace: its first record has {sorted(others[0])[:8]}"
+    elif losses:
+        seen = "is no trace: its first lines are not JSON objects" if log.offset else f"is no trace: {losses[0].reason}"
+    else:
+        seen = "is empty"
+    raise ConfigError(f"{path} {seen}", known=KNOWN)
 
 
-def _head(path: Path) -> bytes:
-    """About the first megabyte, in whole lines; of a cut archive, what there is."""
-    head = b""
-    try:
-        with open_read(path) as file:
-            while len(head) < 1 << 20 and (line := file.readline()):
-                head += line
-    except damaged() as error:
-        if not head:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-    return head
+def _kind(record: dict[str, Any]) -> Kind | None:
+    keys = record.keys()
+    if is_row(record) and keys & _ROW_FIELDS:
+        return "rows"
+    if {"v", "task_id", "timing"} <= keys:
+        return "rollouts"
+    return "raw" if any(one.recognises(record) for one in formats()) else None
 
 
-def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line and its number from 1; a compressed file may be cut, and then ends where it does."""
-    number = 0
-    with open_read(path) as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                yield number, line
-        except damaged() as error:
-            yield number + 1, f"<{error}>".encode()  # no JSON: it is counted as lost
-
-
-def mended(path: Path, *, only_damaged: bool) -> Iterator[dict[str, Any] | Lost]:
+def rows_in(path: Path, *, only_damaged: bool = False) -> Iterator[dict[str, Any] | Loss]:
     """Rows line by line: bad text with a replacement mark, records that stand behind half a line or glued together.
 
     Args:
         path: A file of rows.
         only_damaged: Leave out the lines that are sound, since DuckDB has read them.
     """
-    for number, line in lines(path):
-        if not line.strip():
-            continue
-        is_sound = _value(line) is not None
-        if is_sound and only_damaged:
-            continue
-        # A half record's own objects (a tool, an event) are whole too, and no rows.
-        rows = [record for record in _records(line) if is_sound or "session_id" in record]
-        yield from rows
-        if not is_sound and not (rows and _is_whole(line)):
-            yield Lost(str(path), number, _reason(line))
-
-
-def _value(line: bytes) -> Any:
-    try:
-        return orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except ValueError:
-        return None
-
-
-# Where a record may begin within a line that is not one.
-_BEGIN = re.compile(r'\{\s*"')
-
-
-def _records(line: bytes) -> Iterator[dict[str, Any]]:
-    """The whole objects of a line, sound or not; objects inside one are not looked for, those of half a record are."""
-    value = _value(line)
-    if isinstance(value, dict):
-        yield value
-    if value is not None:
-        return
-    text = line.decode("utf-8", "replace")
-    decoder, at = json.JSONDecoder(strict=False), 0
-    while match := _BEGIN.search(text, at):
-        at = match.start()
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            at += 1
-        else:
-            yield value
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether records follow one another, with nothing lost between them."""
-    text = line.decode("utf-8", "replace").strip()
-    decoder, at = json.JSONDecoder(strict=False), 0
-    try:
-        while at < len(text):
-            _, at = decoder.raw_decode(text, at)
-            at = len(text) - len(text[at:].lstrip())
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _reason(line: bytes) -> str:
-    try:
-        json.loads(line)
-    except UnicodeDecodeError as error:
-        return f"bad text: {error.reason} at byte {error.start}"
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"[:200]
-    return "bad text: a lone surrogate"
+    told: list[Loss] = []
+    log = LogLines(path, on_loss=told.append, is_record=is_row)
+    for row in log.mended() if only_damaged else log:
+        yield from told
+        told.clear()
+        yield row
+    yield from told

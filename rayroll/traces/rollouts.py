@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rayroll.record import from_line
-from rayroll.traces.reading import Lost, lines
+from rayroll.traces.lines import LogLines, Loss
 from rayroll.types import Rollout, Step
 
 __all__ = ["rollouts_in", "rows_of"]
@@ -28,20 +28,25 @@ __all__ = ["rollouts_in", "rows_of"]
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def rollouts_in(path: Path) -> Iterator[Rollout | Lost]:
+def rollouts_in(path: Path) -> Iterator[Rollout | Loss]:
     """Every rollout of a file, packed or not, and the lines that are none."""
-    for number, line in lines(path):
+    told: list[Loss] = []
+    log = LogLines(path, on_loss=told.append)
+    for line in log.lines():
+        if not line.strip():
+            continue
         try:
             yield from_line(line)
         except ValueError as error:
-            yield Lost(str(path), number, str(error) if line.endswith(b"\n") else "torn by a crash")
+            yield Loss(str(path), log.line, str(error) if log.complete else "torn by a crash")
+    yield from told
 
 
-def rows_of(rollouts: Iterable[Rollout | Lost]) -> Iterator[dict[str, Any] | Lost]:
+def rows_of(rollouts: Iterable[Rollout | Loss]) -> Iterator[dict[str, Any] | Loss]:
     """One row for each step of each rollout; what was lost is passed on."""
     seen: Counter[str] = Counter()
     for rollout in rollouts:
-        if isinstance(rollout, Lost):
+        if isinstance(rollout, Loss):
             yield rollout
             continue
         seen[rollout.id] += 1

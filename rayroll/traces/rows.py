@@ -15,9 +15,10 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import orjson
 
 from rayroll.errors import ConfigError
-from rayroll.traces._streams import damaged, open_read, open_write
+from rayroll.traces._streams import open_write
+from rayroll.traces.lines import LogLines, Loss
 
-__all__ = ["Event", "Row", "Status", "Tool", "dumps", "read_rows", "write_rows"]
+__all__ = ["Event", "Row", "Status", "Tool", "dumps", "is_row", "read_rows", "write_rows"]
 
 Status = Literal["finished", "unfinished", "aborted"]
 """finished: a result came; unfinished: none did; aborted: the turn was ended while the call was open."""
@@ -141,40 +142,32 @@ def dumps(value: Any) -> bytes:
 def read_rows(path: str | PathLike[str], *, on_bad: BadRow | None = None) -> Iterator[Row]:
     """Every row of a file, in its order; ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``.
 
-    A line that is no row is told to ``on_bad`` and passed over, and so is the rest of a damaged archive.
+    A line that is no row is told to ``on_bad`` and passed over, and so is the rest of a damaged archive; of a damaged
+    line, whole rows are kept, and bad text in them is replaced by U+FFFD.
 
     Raises:
         ConfigError: There is no such file.
     """
-    file, number = Path(path), 0
+    file = Path(path)
     if not file.is_file():
         raise ConfigError("there is no such file of rows", path=str(file), fix="name a file that collect has written")
     complain = on_bad or (lambda _line, _reason: None)
-    try:
-        with open_read(file) as stream:
-            for number, line in enumerate(stream, 1):
-                if not line.strip():
-                    continue
-                reason, row = _row(line)
-                if row is None:
-                    complain(number, reason)
-                else:
-                    yield row
-    except damaged() as error:
-        complain(number + 1, f"the file is damaged from here on: {error}")
+
+    def tell(loss: Loss) -> None:
+        if not loss.kept:
+            complain(loss.line, loss.reason)
+
+    lines = LogLines(file, on_loss=tell, is_record=is_row)
+    for value in lines:
+        if absent := [name for name in _NEEDED if name not in value]:
+            complain(lines.line, f"not a row: it has no {', '.join(absent)}")
+        else:
+            yield cast(Row, value)
 
 
-def _row(line: bytes) -> tuple[str, Row | None]:
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return f"not JSON: {error}", None
-    if not isinstance(value, dict):
-        return "not a JSON object", None
-    absent = [name for name in _NEEDED if name not in value]
-    if absent:
-        return f"not a row: it has no {', '.join(absent)}", None
-    return "", cast(Row, value)
+def is_row(value: dict[str, Any]) -> bool:
+    """Tells a row from the objects inside it, where a line is damaged: it has a session."""
+    return "session_id" in value
 
 
 def write_rows(path: str | PathLike[str], rows: Iterable[Row]) -> int:

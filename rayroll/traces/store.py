@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import orjson
 
 from rayroll.errors import ConfigError
 from rayroll.traces import categories, reading
-from rayroll.traces.reading import Lost
+from rayroll.traces._load_report import LoadReport
+from rayroll.traces.lines import Loss
 from rayroll.traces.released import attached
 from rayroll.traces.rollouts import rollouts_in, rows_of
 
 if TYPE_CHECKING:
     import duckdb
+
+    from rayroll.traces.collect import Progress
 
 __all__ = ["SCHEMA_VERSION", "LoadReport", "Store"]
 
@@ -30,34 +32,6 @@ SCHEMA_VERSION = 1
 """Raised with every change of the tables."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What a load found."""
-
-    rows: int = 0
-    """Rows read: steps with a session."""
-    added: int = 0
-    """Rows that are new in the store."""
-    repeated: int = 0
-    """Rows whose ``trace_key`` was there already, in the store or earlier in the same load."""
-    not_rows: int = 0
-    """JSON values that are no row: without a session they belong to nothing."""
-    without_times: int = 0
-    """Added rows none of whose events has a time: counted, absent from every statistic of time."""
-    clock_backwards: int = 0
-    """Added tool calls whose result came before them: their wall time is unknown, their times are kept."""
-    unfinished: int = 0
-    """Added tool calls without a result's time."""
-    lost_lines: int = 0
-    """Lines that were lost, in whole or in part."""
-    lost: tuple[Lost, ...] = ()
-    """The first hundred of them."""
-
-    def __add__(self, other: LoadReport) -> LoadReport:
-        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
-        return LoadReport(*sums)
 
 
 class Store:
@@ -115,51 +89,56 @@ class Store:
         """Write what is pending and let go of the file; again does nothing."""
         self.connection.close()
 
-    def load(self, paths: Path | str | Iterable[Path | str]) -> LoadReport:
-        """Load files of rows (``.jsonl``, ``.gz``, ``.zst``), rayroll's ``rollouts.jsonl`` or TraceLab's DuckDB file.
+    def load(
+        self, paths: Path | str | Iterable[Path | str], *, progress: Callable[[Progress], None] | None = None
+    ) -> LoadReport:
+        """Load agents' session logs, rows, rayroll's ``rollouts.jsonl`` (plain, gzip, zstd), TraceLab's DuckDB file.
+
+        Logs are collected on the way. What one log repeats of another counts once if both are loaded together.
 
         Args:
-            paths: A file, a folder (all traces below it) or several.
+            paths: A file, a folder (all traces below it, of any kind; what is none is told of) or several.
+            progress: Called as session logs are read.
 
         Raises:
-            ConfigError: A file is missing, empty, of another program, or an agent's own log; nothing is loaded then.
+            ConfigError: A path is missing, a file that was named is no trace, or a folder holds none; nothing is
+                loaded then.
         """
-        kinds = [(file, reading.recognise(file)) for file in reading.files_of(paths)]
-        raw = [str(file) for file, kind in kinds if kind == "raw"]
-        if raw:
-            raise ConfigError(
-                "these are agents' own session logs", files=raw[:5], fix="rayroll traces collect reads them"
-            )
-        report = LoadReport()
-        if rows := [file for file, kind in kinds if kind == "rows"]:
+        given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+        found = reading.find(given)
+        report = LoadReport.of(found.foreign)
+        if rows := found.of("rows"):
             report += self._load_files(rows)
-        for file, kind in kinds:
-            if kind == "rollouts":
-                report += self.load_rows(rows_of(rollouts_in(file)))
-            elif kind == "duckdb":
-                with attached(self.connection, file) as query:
-                    report += self._load_lines(query)[0]
+        if logs := found.of("raw"):
+            report += self._load_logs(given, logs, progress)
+        for file in found.of("rollouts"):
+            report += self.load_rows(rows_of(rollouts_in(file)))
+        for file in found.of("duckdb"):
+            with attached(self.connection, file) as query:
+                report += self._load_lines(query)[0]
         return report
 
-    def load_rows(self, rows: Iterable[Mapping[str, Any] | Lost]) -> LoadReport:
+    def load_rows(self, rows: Iterable[Mapping[str, Any] | Loss]) -> LoadReport:
         """Load rows of the row format as they come, such as from a collector; all of them or, on an error, none.
 
         Args:
             rows: Rows, and what could not be read, for the report.
         """
-        lost: list[Lost] = []
-        lost_lines = 0
         with tempfile.TemporaryDirectory(prefix="rayroll-traces-") as folder:
             path = Path(folder, "rows.jsonl")
             with path.open("wb") as file:
-                for row in rows:
-                    if isinstance(row, Lost):
-                        lost_lines += 1
-                        lost += [row] if len(lost) < 100 else []
-                    else:
-                        file.write(_line(row))
+                lost = LoadReport.of(_write(rows, file))
             report, _ = self._load_lines(_query([path]))
-        return report + LoadReport(lost_lines=lost_lines, lost=tuple(lost))
+        return report + lost
+
+    def _load_logs(
+        self, given: list[Path], logs: list[Path], progress: Callable[[Progress], None] | None
+    ) -> LoadReport:
+        from rayroll.traces._raw import collected
+
+        with collected(given, logs, progress) as (rows, found):
+            skipped = [Loss(one.path, 0, one.reason) for one in found.skipped]
+            return self._load_files([rows]) + LoadReport.of([*skipped, *found.losses])
 
     def _load_files(self, paths: list[Path]) -> LoadReport:
         import duckdb
@@ -169,10 +148,10 @@ class Store:
         except (duckdb.InvalidInputException, duckdb.IOException) as error:
             # A cut archive, an object beyond DuckDB's limit: line by line there is a part to be had.
             logger.info("read line by line: %s", error)
-            return self.load_rows(row for path in paths for row in reading.mended(path, only_damaged=False))
+            return self.load_rows(row for path in paths for row in reading.rows_in(path))
         if not damaged:
             return report
-        return report + self.load_rows(row for path in damaged for row in reading.mended(path, only_damaged=True))
+        return report + self.load_rows(row for path in damaged for row in reading.rows_in(path, only_damaged=True))
 
     def _load_lines(self, query: str) -> tuple[LoadReport, list[Path]]:
         """Load a query's ``place``, ``json`` and ``damaged`` (the file of a line that is no JSON); also those files."""
@@ -246,6 +225,15 @@ def _query(paths: Sequence[Path]) -> str:
 def _program_of(tool_input: str | None) -> str | None:
     command = categories.command_of(tool_input)
     return None if command is None else categories.program(command)
+
+
+def _write(rows: Iterable[Mapping[str, Any] | Loss], file: IO[bytes]) -> Iterator[Loss]:
+    """Write the rows, pass the losses on."""
+    for row in rows:
+        if isinstance(row, Loss):
+            yield row
+        else:
+            file.write(_line(row))
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

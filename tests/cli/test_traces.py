@@ -13,6 +13,8 @@ from rayroll.cli.traces import traces
 from rayroll.errors import ConfigError
 
 DATA = Path(__file__).parents[1] / "traces" / "data"
+LOGS = (DATA / "claude_session.jsonl", DATA / "codex_session.jsonl")
+ROOTS = ("--root", LOGS[0], "--root", LOGS[1])
 
 
 def said(*words: str | Path) -> str:
@@ -24,7 +26,7 @@ def said(*words: str | Path) -> str:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    said("collect", "--root", DATA / "claude_session.jsonl", "--root", DATA / "codex_session.jsonl", *out_of(tmp_path))
+    said("collect", *ROOTS, *out_of(tmp_path))
     return tmp_path / "rows.jsonl"
 
 
@@ -39,8 +41,7 @@ def out_of(folder: Path) -> tuple[str, Path]:
 
 
 def test_collect_says_what_it_found_and_reads_nothing_twice(rows: Path) -> None:
-    roots = ("--root", DATA / "claude_session.jsonl", "--root", DATA / "codex_session.jsonl")
-    again = said("collect", *roots, *out_of(rows.parent), "--report", rows.parent / "report.json")
+    again = said("collect", *ROOTS, *out_of(rows.parent), "--report", rows.parent / "report.json")
     assert "19 steps (10 of claude, 9 of codex) in 2 sessions" in again
     assert "0 logs read, 0 read on, 2 unchanged" in again
     assert json.loads((rows.parent / "report.json").read_text())["rows"] == 19
@@ -58,6 +59,12 @@ def test_shared_rows_have_the_statistics_of_the_private_ones(rows: Path) -> None
         found["counts_longest_sessions"] = [line["steps"] for line in found["counts_longest_sessions"]]
         found["counts_scope"] = [{**line, "users": "not said"} for line in found["counts_scope"]]
     assert private == shared
+
+
+def test_logs_are_loaded_as_they_are(rows: Path) -> None:
+    said("load", rows, "--store", rows.parent / "rows.duckdb")
+    assert "19 steps added" in said("load", *LOGS, "--store", rows.parent / "logs.duckdb")
+    assert stats(rows.parent / "rows.duckdb") == stats(rows.parent / "logs.duckdb")
 
 
 def test_what_was_not_sanitized_does_not_pass_the_check(rows: Path) -> None:

@@ -245,7 +245,8 @@ def test_bad_text_is_kept_with_a_replacement_mark(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(orjson.dumps(ROWS[0]).replace(b'"p"', b'"a\xb2b"') + b"\n" + orjson.dumps(ROWS[1]))
     with Store.open() as traces:
-        assert traces.load(path) == LoadReport(rows=2, added=2)
+        report = traces.load(path)
+        assert (report.added, report.lost_lines, report.mended_lines, report.lost) == (2, 0, 1, ())
         assert query(traces, "SELECT project FROM steps ORDER BY round_index") == [
             {"project": "a\ufffdb"},
             {"project": "p"},
@@ -271,38 +272,6 @@ def test_times_with_an_offset_are_turned_to_utc_and_those_without_one_are_utc() 
     made["timing_events"][1]["timestamp"] = "2026-01-01 00:00:01"
     with store(session("a", made)) as traces:
         assert query(traces, "SELECT generation_s FROM steps") == [{"generation_s": 1}]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty"),
-        (b"\n \n", "is empty"),
-        (b"hello\nworld\n", "its first lines are not JSON"),
-        (b'{"level": "info", "msg": "started"}\n', r"its first record has \['level', 'msg'\]"),
-        (b'{"type": "user", "sessionId": "s", "message": {}}\n', "agents' own session logs.*rayroll traces collect"),
-    ],
-)
-def test_what_is_no_trace_is_refused_with_what_was_seen(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(content)
-    with Store.open() as traces, pytest.raises(ConfigError, match=message):
-        traces.load(path)
-
-
-def test_a_folder_without_traces_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    with Store.open() as traces:
-        with pytest.raises(ConfigError, match="no traces in"):
-            traces.load(tmp_path)
-        with pytest.raises(ConfigError, match="there is no file"):
-            traces.load(tmp_path / "gone.jsonl")
-
-
-def test_an_agent_s_own_log_is_recognised() -> None:
-    with Store.open() as traces:
-        for name in ("claude_session.jsonl", "codex_session.jsonl"):
-            with pytest.raises(ConfigError, match="own session logs"):
-                traces.load(DATA / name)
 
 
 def test_sanitized_rows_have_the_same_steps_events_and_tools() -> None:

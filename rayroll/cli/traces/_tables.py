@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["StorePath", "console", "show", "write_csv"]
+    from rayroll.traces.collect import Progress
+
+__all__ = ["StorePath", "console", "logs_bar", "show", "write_csv"]
 
 StorePath = Annotated[Path, typer.Argument(help="A store that `rayroll traces load` has made.")]
 
@@ -23,6 +26,22 @@ def console(file: Any = None) -> Console:
 
     file = file or sys.stderr
     return Console(file=file, width=None if file.isatty() else 140)
+
+
+@contextmanager
+def logs_bar() -> Iterator[Callable[[Progress], None]]:
+    """How far the reading of agents' logs is, on standard error; nothing where there are none."""
+    from rich import progress as rich
+
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
+    with rich.Progress(*columns, rich.TimeRemainingColumn(), console=console()) as bar:
+        task = bar.add_task("logs", total=None, visible=False)
+
+        def show(at: Progress) -> None:
+            what = f"log {at.logs_done + 1} of {at.logs}" if at.path else "writing rows"
+            bar.update(task, description=what, completed=at.bytes_done, total=at.bytes, visible=True)
+
+        yield show
 
 
 def show(on: Console, name: str, lines: Sequence[Mapping[str, Any]], definition: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rayroll.cli.traces._tables import console
+from rayroll.cli.traces._tables import logs_bar
 
 __all__ = ["collect", "load", "sanitize", "synth"]
 
@@ -24,18 +24,9 @@ def collect(
     report: Annotated[Path | None, typer.Option(help="Write what was skipped, by file and line, as JSON.")] = None,
 ) -> None:
     """Read sessions of Claude Code and Codex into rows, one for each call of a model; again reads only what is new."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     from rayroll.traces import collect as collecting
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console()) as bar:
-        task = bar.add_task("logs", total=None)
-
-        def show(at: collecting.Progress) -> None:
-            what = f"log {at.logs_done + 1} of {at.logs}" if at.path else "writing rows"
-            bar.update(task, description=what, completed=at.bytes_done, total=at.bytes)
-
+    with logs_bar() as show:
         found = collecting.collect(root, out, all_users=all_users, fresh=fresh, prune=prune, progress=show)
     if report is not None:
         report.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
@@ -81,14 +72,17 @@ def sanitize(
 
 
 def load(
-    files: Annotated[list[Path], typer.Argument(help="Rows, rollouts.jsonl, TraceLab's DuckDB file, or folders.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Agents' logs, rows, rollouts.jsonl, TraceLab's DuckDB file, or folders of them."),
+    ],
     store: Annotated[Path, typer.Option(help="Made where it is not there.")] = Path("traces.duckdb"),
 ) -> None:
     """Load traces into a store; what is there already is not loaded twice."""
     from rayroll.traces.store import Store
 
-    with Store.open(store) as opened:
-        report = opened.load(files)
+    with Store.open(store) as opened, logs_bar() as show:
+        report = opened.load(files, progress=show)
     typer.echo(f"{report.added} steps added, {report.repeated} were there already: {store}")
     told = {
         "without times": report.without_times,
@@ -96,12 +90,14 @@ def load(
         "calls whose result came before them": report.clock_backwards,
         "values that are no rows": report.not_rows,
         "lines lost": report.lost_lines,
+        "lines mended": report.mended_lines,
+        "files passed over": report.skipped_files,
     }
     for what, count in told.items():
         if count:
             typer.echo(f"  {count} {what}", err=True)
     for loss in report.lost[:10]:
-        typer.echo(f"  {loss.file}:{loss.line}: {loss.reason}", err=True)
+        typer.echo(f"  {loss}", err=True)
 
 
 def synth(
