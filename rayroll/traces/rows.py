@@ -18,7 +18,7 @@ from rayroll.errors import ConfigError
 from rayroll.traces._streams import open_write
 from rayroll.traces.lines import LogLines, Loss
 
-__all__ = ["Event", "Row", "Status", "Tool", "dumps", "is_row", "read_rows", "write_rows"]
+__all__ = ["Event", "Row", "RowEnd", "Status", "Tool", "dumps", "is_row", "read_rows", "write_rows"]
 
 Status = Literal["finished", "unfinished", "aborted"]
 """finished: a result came; unfinished: none did; aborted: the turn was ended while the call was open."""
@@ -63,7 +63,38 @@ class Tool(TypedDict):
     """Ours."""
 
 
-class Row(TypedDict):
+class RowEnd(TypedDict):
+    """The last fields of a row: what follows from its events, where it was recorded, and what is only ours."""
+
+    current_input_event_count: int
+    """User messages and tool results that came in for this step."""
+    current_user_message_count: int
+    current_tool_result_count: int
+    current_user_message_chars: int
+    current_tool_result_chars: int
+    current_input_chars: int
+    first_input_event_type: str | None
+    """user_message or tool_result: what triggered the step. ``None``: neither came in."""
+    home: str
+    user: str
+    store: str
+    """Folder in the home that the log lay in, such as ``.claude``."""
+    trace_key: str
+    """``provider:session_id:round_id``; unique in a trace."""
+    is_subagent: bool
+    """Ours."""
+    agent_id: str | None
+    """Ours: which subagent, as its log calls it; each has a context of its own. ``None``: the session itself, or an
+    older subagent whose log does not say."""
+    parent_session_id: str | None
+    """Ours: the session that started this subagent, or that this one was forked from."""
+    flags: list[str]
+    """Ours, sorted: clock_backwards (a result before its call, by the clock), duplicate_result (a call was answered
+    again; the first answer counts), made_up_id (the log has none; stable all the same), no_usage (tokens were never
+    reported)."""
+
+
+class Row(RowEnd):
     """One model call, its input, output, tokens and tools."""
 
     provider: str
@@ -96,32 +127,6 @@ class Row(TypedDict):
     reasoning_output_tokens: int | None
     timing_events: list[Event]
     tools: list[Tool]
-    current_input_event_count: int
-    """User messages and tool results that came in for this step."""
-    current_user_message_count: int
-    current_tool_result_count: int
-    current_user_message_chars: int
-    current_tool_result_chars: int
-    current_input_chars: int
-    first_input_event_type: str | None
-    """user_message or tool_result: what triggered the step. ``None``: neither came in."""
-    home: str
-    user: str
-    store: str
-    """Folder in the home that the log lay in, such as ``.claude``."""
-    trace_key: str
-    """``provider:session_id:round_id``; unique in a trace."""
-    is_subagent: bool
-    """Ours."""
-    agent_id: str | None
-    """Ours: which subagent, as its log calls it; each has a context of its own. ``None``: the session itself, or an
-    older subagent whose log does not say."""
-    parent_session_id: str | None
-    """Ours: the session that started this subagent, or that this one was forked from."""
-    flags: list[str]
-    """Ours, sorted: clock_backwards (a result before its call, by the clock), duplicate_result (a call was answered
-    again; the first answer counts), made_up_id (the log has none; stable all the same), no_usage (tokens were never
-    reported)."""
 
 
 _NEEDED = ("provider", "session_id", "timing_events", "tools")

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from rayroll.errors import unknown_name
+from rayroll.traces.rows import RowEnd
 from rayroll.traces.steps import Steps, Tally
 
 __all__ = ["LogFormat", "LogReader", "Source", "closing", "formats", "load_format", "names"]
@@ -41,25 +42,7 @@ class Source:
     """The path below the project, without its endings; for most logs, the name of the file."""
 
 
-class _Closing(TypedDict):
-    current_input_event_count: int
-    current_user_message_count: int
-    current_tool_result_count: int
-    current_user_message_chars: int
-    current_tool_result_chars: int
-    current_input_chars: int
-    first_input_event_type: str | None
-    home: str
-    user: str
-    store: str
-    trace_key: str
-    is_subagent: bool
-    agent_id: str | None
-    parent_session_id: str | None
-    flags: list[str]
-
-
-def closing(source: Source, *, is_subagent: bool, agent: str | None, parent: str | None) -> _Closing:
+def closing(source: Source, *, is_subagent: bool, agent: str | None, parent: str | None) -> RowEnd:
     """The last fields of a row; what follows from the others is filled in when the row is whole."""
     return {
         "current_input_event_count": 0,
