@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+from rayroll.traces._mcp import PUBLIC_MCP_TOOLS
+from rayroll.traces.categories import NAMED, PREFIXES
+
 ROW_FIELDS = {
     "provider": "provider",
     "project": "project",
@@ -95,49 +98,17 @@ SOURCES = {
     "response_item.local_shell_call",
     "response_item.web_search_call",
 }
-TOOLS = {
-    # Claude Code
-    *(
-        "Agent",
-        "AskUserQuestion",
-        "Bash",
-        "BashOutput",
-        "CronCreate",
-        "CronDelete",
-        "CronList",
-        "Edit",
-        "EnterPlanMode",
-    ),
-    *("EnterWorktree", "ExitPlanMode", "ExitWorktree", "Glob", "Grep", "KillBash", "KillShell", "LS", "LSP", "Monitor"),
-    *(
-        "ListMcpResourcesTool",
-        "MultiEdit",
-        "NotebookEdit",
-        "NotebookRead",
-        "Read",
-        "ReadMcpResourceTool",
-        "SendMessage",
-    ),
-    *("ScheduleWakeup", "Skill", "SlashCommand", "StructuredOutput", "Task", "TaskCreate", "TaskGet", "TaskList"),
-    *("TaskOutput", "TaskStop", "TaskUpdate", "TeamCreate", "TeamDelete", "TodoRead", "TodoWrite", "ToolSearch"),
-    *("WebFetch", "WebSearch", "Write", "SendUserFile", "mcp__ide__executeCode", "mcp__ide__getDiagnostics"),
-    # Codex
-    *("apply_patch", "close_agent", "exec_command", "grep_files", "js_repl", "list_dir", "list_mcp_resources"),
-    *(
-        "list_mcp_resource_templates",
-        "local_shell",
-        "read_file",
-        "read_mcp_resource",
-        "request_user_input",
-        "create_goal",
-        "update_goal",
-    ),
-    *("resume_agent", "send_input", "shell", "shell_command", "spawn_agent", "unified_exec", "update_plan"),
-    *("view_image", "wait", "wait_agent", "web_search", "web_search_call", "write_stdin"),
-    # rayroll
-    "command",
-}
-"""Tools that come with an agent. A tool of a plugin or an MCP server is somebody's own."""
+_TOOLS_OF_NO_CATEGORY = """
+    AskUserQuestion CronCreate CronDelete CronList EnterWorktree ExitWorktree ListMcpResourcesTool Monitor
+    NotebookRead ReadMcpResourceTool ScheduleWakeup SendMessage SlashCommand TeamCreate TeamDelete TodoRead
+    grep_files js_repl list_dir read_file request_user_input unified_exec wait web_search_call
+"""
+TOOLS = NAMED | PUBLIC_MCP_TOOLS | frozenset(_TOOLS_OF_NO_CATEGORY.split())
+"""Tools that come with an agent, those that have a category by their name (which is published), and those of public MCP
+servers. Any other tool of a plugin or an MCP server is somebody's own."""
+
+TOOL_PREFIXES = tuple(PREFIXES)
+"""How families of tools begin that have a category by it: that stays, the rest of the name becomes a pseudonym."""
 
 MODEL = re.compile(
     r"""<synthetic>

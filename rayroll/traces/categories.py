@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["CATEGORIES", "category", "command_of", "program"]
+__all__ = ["CATEGORIES", "NAMED", "PREFIXES", "category", "command_of", "program"]
 
 # The published counts (facts.json, tools.category_calls) hold by TraceLab's assignment of names, which is kept where
 # it surprises too: TaskCreate starts an agent's task, TaskUpdate is planning; what asks the user is other.
@@ -36,19 +36,23 @@ _NAMES: Mapping[str, str] = {
     """,
 }
 
-_PREFIXES = {"mcp__claude_ai_Notion__": "web_lookup", "mcp__codex_apps__github_": "web_lookup"}
+PREFIXES: Mapping[str, str] = {"mcp__claude_ai_Notion__": "web_lookup", "mcp__codex_apps__github_": "web_lookup"}
+"""Families of tools: how their names begin, and their category."""
 
 CATEGORIES: tuple[str, ...] = (*_NAMES, "other")
 """Every category, the published ones' order."""
 
 _BY_NAME = {name: kind for kind, listed in _NAMES.items() for name in listed.split()}
 
+NAMED = frozenset(_BY_NAME)
+"""Tools that have a category by their exact name."""
+
 
 def category(name: str) -> str:
     """Category of a tool, by its exact name; ``other`` for a name nobody knows."""
     if name in _BY_NAME:
         return _BY_NAME[name]
-    return next((kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix)), "other")
+    return next((kind for prefix, kind in PREFIXES.items() if name.startswith(prefix)), "other")
 
 
 def command_of(tool_input: Any) -> str | None:

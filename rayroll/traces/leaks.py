@@ -27,11 +27,12 @@ _ID = "|".join([_UUID, "call_[0-9A-Za-z]{24}", *(f"{start}[0-9a-f]{{{n}}}" for s
 _PROVIDER = "|".join([*sorted(_allowed.PROVIDERS), f"provider_{_HEX8}"])
 _SESSION = f"(({_PROVIDER}):)?{_UUID}"
 _ROUND = f"({_ID})(:[0-9]{{1,6}})?"
+_FAMILY = "|".join(map(re.escape, _allowed.TOOL_PREFIXES))
 _PSEUDONYMS = {
     "provider": f"provider_{_HEX8}",
     "project": f"project_{_HEX8}",
     "model": f"model_{_HEX8}",
-    "tool": f"tool_{_HEX8}|mcp__server_{_HEX8}__tool_{_HEX8}",
+    "tool": f"({_FAMILY})?tool_{_HEX8}|mcp__server_{_HEX8}__tool_{_HEX8}",
     "session": _SESSION,
     "id": _ID,
     "round": _ROUND,

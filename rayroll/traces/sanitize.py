@@ -120,9 +120,12 @@ class Sanitizer:
         return None
 
     def _tool(self, name: str) -> str:
-        """Its name if it comes with an agent; of an MCP tool, that it is one, and which calls go to the same server."""
+        """Its name if everybody knows it; else its family, or, of an MCP tool, which calls go to the same server."""
         if name in _allowed.TOOLS:
             return name
+        for prefix in _allowed.TOOL_PREFIXES:
+            if name.startswith(prefix):
+                return f"{prefix}tool_{self._hex(name, 8)}"
         if name.startswith("mcp__"):
             server, _, tool = name.removeprefix("mcp__").partition("__")
             return f"mcp__server_{self._hex(server, 8)}__tool_{self._hex(tool, 8)}"

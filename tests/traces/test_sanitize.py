@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayroll.errors import ConfigError
+from rayroll.traces._allowed import TOOL_PREFIXES, TOOLS
+from rayroll.traces.categories import category
 from rayroll.traces.collect import collect
 from rayroll.traces.rows import read_rows
 from rayroll.traces.sanitize import Sanitizer, check, sanitize_rows
@@ -126,6 +128,37 @@ def test_mcp_tools_stay_mcp_tools_of_the_same_server():
     assert re.fullmatch(r"mcp__server_[0-9a-f]{8}__tool_[0-9a-f]{8}", first)
     assert first.split("__")[1] == second.split("__")[1] and first != second
     assert re.fullmatch(r"tool_[0-9a-f]{8}", plugin)
+
+
+def renamed(*names: str) -> list[str]:
+    row = Sanitizer(KEY).row({"tools": [{"tool_name": name} for name in names]})
+    assert check([{}], [row]) == []
+    return [tool["tool_name"] for tool in row["tools"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["mcp__github__create_issue", "mcp__playwright__browser_click", "mcp__postgres__query"]
+)
+def test_tools_of_public_mcp_servers_keep_their_names(name: str):
+    assert renamed(name) == [name]
+
+
+@pytest.mark.parametrize("name", ["mcp__github__acme_deploy", "mcp__acme__create_issue", "mcp__github", "mcp__"])
+def test_an_mcp_tool_is_public_only_as_a_whole(name: str):
+    (shared,) = renamed(name)
+    assert re.fullmatch(r"mcp__server_[0-9a-f]{8}__tool_[0-9a-f]{8}", shared)
+
+
+def test_a_family_of_tools_keeps_how_its_names_begin():
+    first, second = renamed("mcp__claude_ai_Notion__acme-roadmap", "mcp__codex_apps__github_acme")
+    assert re.fullmatch(r"mcp__claude_ai_Notion__tool_[0-9a-f]{8}", first)
+    assert re.fullmatch(r"mcp__codex_apps__github_tool_[0-9a-f]{8}", second)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.one_of(st.text(), st.sampled_from(sorted(TOOLS)), st.sampled_from(TOOL_PREFIXES).map("{}x".format)))
+def test_a_tool_s_category_is_the_same_after_sanitizing(name: str):
+    assert [category(shared) for shared in renamed(name)] == [category(name)]
 
 
 @pytest.mark.parametrize(
