@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from rayroll.cli.traces import answers, sources
+from rayroll.cli.traces import answers, serving, sources
 
 __all__ = ["traces"]
 
 traces = typer.Typer(help="Traces of coding agents: Claude Code, Codex, and rollouts of our own.", no_args_is_help=True)
 
-for command in (sources.collect, sources.sanitize, sources.load, answers.stats, answers.kv, sources.synth):
+for command in (sources.collect, sources.sanitize, sources.load, answers.stats, serving.kv, sources.synth):
     traces.command()(command)
