@@ -13,7 +13,7 @@ fixed times reproduce.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -22,7 +22,19 @@ from rayroll.errors import ConfigError
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Gap", "Gaps", "Outcome", "Policy", "by_trigger", "fixed", "oracle", "predicted", "standard", "study"]
+__all__ = [
+    "Gap",
+    "Gaps",
+    "Outcome",
+    "Policy",
+    "by_trigger",
+    "fixed",
+    "oracle",
+    "predicted",
+    "standard",
+    "study",
+    "told",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +149,31 @@ def predicted(
     return Policy(f"predicted {break_even_s:.9g} s", hold_s)
 
 
+def told(gaps: Gaps, seconds: Sequence[float | None]) -> Callable[[Gap], float | None]:
+    """Predictions that were made for all gaps at once, as ``predicted`` takes them.
+
+    Args:
+        gaps: Of the trace.
+        seconds: How long each will last, in the order of ``gaps.gaps``; None or NaN: no idea.
+
+    Raises:
+        ConfigError: There are more or fewer of them than gaps.
+    """
+    if len(seconds) != len(gaps.gaps):
+        raise ConfigError("each gap needs a prediction", gaps=len(gaps.gaps), predictions=len(seconds))
+    by_step = {gap.step_id: expected_s for gap, expected_s in zip(gaps.gaps, seconds, strict=True)}
+    return lambda gap: by_step.get(gap.step_id)
+
+
 def standard(
     *, break_even_s: float = 300.0, predict: Callable[[Gap], float | None] | None = None
 ) -> tuple[Policy, ...]:
     """What is worth comparing: the three times of TraceLab's table, patience with tools alone, and who knows more."""
-    told = () if predict is None else (predicted(predict, break_even_s),)
+    foretold = () if predict is None else (predicted(predict, break_even_s),)
     return (
         *(fixed(ttl_s) for ttl_s in (60.0, 300.0, 3600.0)),
         by_trigger(user_s=0.0, tool_s=break_even_s),
-        *told,
+        *foretold,
         oracle(break_even_s),
     )
 

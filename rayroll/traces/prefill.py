@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import heapq
 import math
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayroll.errors import ConfigError
+from rayroll.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,7 +34,10 @@ __all__ = [
     "append_batches",
     "arrivals",
     "first_tokens",
+    "load_cost",
+    "pace_s",
     "serve",
+    "standard",
 ]
 
 
@@ -110,6 +115,12 @@ class Served:
     """Of that time, how much the server worked."""
 
 
+_ASKING = """
+    SELECT *, epoch_us(coalesce(input_at, first_at)) AS at_us
+    FROM steps
+    WHERE at_us IS NOT NULL AND prefix_tokens >= 0 AND append_tokens > 0
+"""
+
 FIRST_COME = Order("first come", key=lambda arrival: arrival.at_s)
 SHORTEST_APPEND = Order("shortest append", key=lambda arrival: arrival.append_tokens)
 
@@ -124,6 +135,50 @@ def append_batches(budget_tokens: int, *, patience_s: float = 10.0) -> Order:
         raise ConfigError("a batch needs a budget of one token at least", budget_tokens=budget_tokens)
     name = f"append batches of {budget_tokens}"
     return Order(name, key=lambda arrival: arrival.append_tokens, budget_tokens=budget_tokens, patience_s=patience_s)
+
+
+def standard(budget_tokens: int = 16_384) -> tuple[Order, ...]:
+    """What is worth comparing."""
+    return FIRST_COME, SHORTEST_APPEND, append_batches(budget_tokens)
+
+
+def load_cost(path: Path | str) -> CostModel:
+    """The cost model in a TOML file: ``batch_s``, ``token_s`` and ``pair_s``; what is left out is as given.
+
+    Raises:
+        ConfigError: It cannot be read, or is no cost model.
+    """
+    fix = "write lines such as `token_s = 35e-6`, for batch_s, token_s and pair_s"
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the cost model {path}: {error}", fix=fix) from None
+    known = [field.name for field in fields(CostModel)]
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_name("constant of the cost model", name, known)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{path}: {name} is no number of seconds: {value!r}", fix=fix)
+    return CostModel(**values)
+
+
+def pace_s(connection: duckdb.DuckDBPyConnection, load: float, cost: CostModel | None = None) -> float:
+    """How often a session must start, in seconds, to give the server so much work for its time.
+
+    Args:
+        connection: Of an open store.
+        load: 1: as much as it can do if each step is prefilled alone. What comes above it waits ever longer.
+        cost: The server's.
+
+    Raises:
+        ConfigError: The load is not above 0.
+    """
+    if not 0 < load < math.inf:
+        raise ConfigError(f"a load of {load} is none", fix="above 0; 0.8 leaves a fifth of the server's time free")
+    cost = CostModel() if cost is None else cost
+    counted = connection.execute(f"SELECT count(DISTINCT session_id) FROM ({_ASKING})").fetchone()
+    work_s = math.fsum(cost.seconds([arrival]) for arrival in arrivals(connection))
+    return work_s / load / counted[0] if counted and counted[0] else 0.0
 
 
 def serve(queue: Iterable[Arrival], order: Order, cost: CostModel | None = None) -> Served:
@@ -174,7 +229,7 @@ def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | 
     """
     if session_every_s is not None and not 0 <= session_every_s < math.inf:
         raise ConfigError(f"a session every {session_every_s} s is no pace", fix="seconds, 0 or more")
-    rows: list[tuple[Any, ...]] = connection.execute("""
+    rows: list[tuple[Any, ...]] = connection.execute(f"""
         SELECT
             step_id,
             (at_us - min(at_us) OVER ()) / 1e6,
@@ -184,8 +239,7 @@ def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | 
             append_tokens
         FROM (
             SELECT *, min(at_us) OVER (PARTITION BY session_id) AS started_us
-            FROM (SELECT *, epoch_us(coalesce(input_at, first_at)) AS at_us FROM steps)
-            WHERE at_us IS NOT NULL AND prefix_tokens >= 0 AND append_tokens > 0
+            FROM ({_ASKING})
         )
         ORDER BY at_us, step_id
     """).fetchall()

@@ -14,6 +14,7 @@ from rayroll.errors import ConfigError
 
 DATA = Path(__file__).parents[1] / "traces" / "data"
 LOGS = (DATA / "claude_session.jsonl", DATA / "codex_session.jsonl")
+MEASURES = ("steps", "hit_rate", "storage_ratio", "amplification")
 ROOTS = ("--root", LOGS[0], "--root", LOGS[1])
 
 
@@ -78,6 +79,33 @@ def test_statistics_are_tables_csv_files_and_json(rows: Path) -> None:
     assert "hit_rate" in said("stats", store, "prefix_hit_rate", "--definitions", "--csv", rows.parent / "csv")
     assert (rows.parent / "csv" / "prefix_hit_rate.csv").read_text().startswith("provider,trigger,steps")
     assert "oracle 300 s" in said("kv", store)
+
+
+def test_caches_and_orders_are_studied_as_tables_csv_files_and_json(rows: Path) -> None:
+    store, folder = rows.parent / "t.duckdb", rows.parent / "csv"
+    said("load", rows, "--store", store)
+    held = json.loads(said("kv", store, "--json", "--csv", folder))
+    swept = json.loads(said("stats", store, "eviction_sweep", "--json"))["eviction_sweep"]
+    for line in swept:
+        [same] = [
+            one for one in held["kv"]
+            if (one["policy"], one["provider"]) == (f"fixed {line['ttl_s']:g} s", line["provider"])
+        ]  # fmt: skip
+        assert [same[name] for name in MEASURES] == [line[name] for name in MEASURES]
+    assert (folder / "kv.csv").read_text().startswith("policy,provider,steps")
+    orders = json.loads(said("kv", store, "--prefill", "--json", "--csv", folder))
+    assert [one["order"] for one in orders["prefill"]] == ["first come", "shortest append", "append batches of 16384"]
+    assert orders["load"] == 0.8 and orders["session_every_s"] > 0 and orders["token_s"] == 35e-6
+    assert (folder / "prefill.csv").read_text().startswith("order,steps")
+
+
+def test_orders_say_on_which_constants_they_were_tried(rows: Path) -> None:
+    store, cost = rows.parent / "t.duckdb", rows.parent / "cost.toml"
+    cost.write_text("batch_s = 1")
+    said("load", rows, "--store", store)
+    told = said("kv", store, "--prefill", "--cost", cost, "--session-every", "5")
+    assert "batch_s = 1, token_s = 3.5e-05" in told and "session_every_s = 5.0" in told
+    assert "session_every_s = recorded" in said("kv", store, "--prefill", "--as-recorded")
 
 
 def test_made_up_sessions_load_like_real_ones(tmp_path: Path) -> None:

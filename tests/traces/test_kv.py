@@ -85,6 +85,13 @@ def test_without_a_prediction_a_gap_is_held_for_the_break_even(gaps: Gaps, unkno
     assert outcome(gaps, kv.predicted(lambda gap: unknown, 100, otherwise_s=5)) == outcome(gaps, kv.fixed(5))
 
 
+def test_predictions_may_be_made_for_all_gaps_at_once(gaps: Gaps) -> None:
+    foretold = kv.predicted(kv.told(gaps, [600, 93, None]), 100)  # the 3 s are thought long
+    assert outcome(gaps, foretold) == (1550 / 5000, 19.3, 3450 / 550)
+    with pytest.raises(ConfigError, match=r"gaps=3, predictions=1"):
+        kv.told(gaps, [1.0])
+
+
 def test_a_cache_that_is_never_dropped_prefills_only_what_is_fresh(gaps: Gaps) -> None:
     assert outcome(gaps, kv.fixed(math.inf)) == (4450 / 5000, 69.6, 1)
     assert outcome(gaps, kv.oracle(math.inf)) == outcome(gaps, kv.fixed(math.inf))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,8 @@ from rayroll.traces.prefill import (
     append_batches,
     arrivals,
     first_tokens,
+    load_cost,
+    pace_s,
     serve,
 )
 
@@ -113,6 +116,35 @@ def test_sessions_may_start_at_a_pace_and_keep_their_own() -> None:
     with store(*TRACE) as traces:
         found = arrivals(traces.connection, session_every_s=3)
     assert [(one.at_s, one.append_tokens) for one in found] == [(0, 5), (4, 7), (3, 9)]
+
+
+def test_a_pace_gives_the_server_its_load() -> None:
+    with store(*TRACE) as traces:  # 5, 7 and 9 tokens: 1.5 + 1.7 + 1.9 s of work in two sessions
+        assert pace_s(traces.connection, 0.5, COST) == pytest.approx(5.1)
+        with pytest.raises(ConfigError, match="load"):
+            pace_s(traces.connection, 0, COST)
+    with store() as nothing:
+        assert pace_s(nothing.connection, 0.5, COST) == 0
+
+
+def test_a_cost_model_may_be_replaced_in_part(tmp_path: Path) -> None:
+    (tmp_path / "cost.toml").write_text("batch_s = 1\ntoken_s = 0.1")
+    assert load_cost(tmp_path / "cost.toml") == CostModel(batch_s=1, token_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("token_ms = 1", "did you mean 'token_s'"),
+        ("token_s = 'fast'", "token_s is no number of seconds: 'fast'"),
+        ("token_s = -1", "token_s: -1 is no time"),
+        ("token_s = fast", "cannot read the cost model .*line 1"),
+    ],
+)
+def test_a_wrong_cost_model_says_what_is_wrong(tmp_path: Path, written: str, message: str) -> None:
+    (tmp_path / "cost.toml").write_text(written)
+    with pytest.raises(ConfigError, match=message):
+        load_cost(tmp_path / "cost.toml")
 
 
 @pytest.mark.parametrize("name", ["batch_s", "token_s", "pair_s"])

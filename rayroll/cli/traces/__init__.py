@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rayroll.cli.traces import answers, replay, report, sources
+from rayroll.cli.traces import answers, replay, report, serving, sources
 
 __all__ = ["traces"]
 
@@ -15,7 +15,7 @@ for command in (
     sources.sanitize,
     sources.load,
     answers.stats,
-    answers.kv,
+    serving.kv,
     report.report,
     sources.synth,
     replay.replay,

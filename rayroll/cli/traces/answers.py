@@ -1,4 +1,4 @@
-"""What a store is asked: its statistics, and what it tells of the serving side."""
+"""What a store is asked: its statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from rayroll.cli.traces._tables import StorePath, console, show, write_csv
 
-__all__ = ["kv", "stats"]
+__all__ = ["stats"]
 
 
 def stats(
@@ -45,21 +45,3 @@ def stats(
     out = console(sys.stdout)
     for name, lines in found.items():
         show(out, name, lines, statistics.definition(name) if definitions else "")
-
-
-def kv(
-    store: StorePath,
-    break_even_s: Annotated[
-        float, typer.Option("--break-even", help="Seconds of holding a cache that cost as much as filling it again.")
-    ] = 300.0,
-) -> None:
-    """Hold or drop: what policies for a waiting session's KV cache would have done on these traces."""
-    from dataclasses import asdict
-
-    from rayroll.traces import kv as caches
-    from rayroll.traces.store import Store
-
-    with Store.open(store, read_only=True) as opened:
-        gaps = caches.Gaps.read(opened.connection)
-    outcomes = caches.study(gaps, caches.standard(break_even_s=break_even_s))
-    show(console(sys.stdout), "kv", [asdict(outcome) for outcome in outcomes], "")

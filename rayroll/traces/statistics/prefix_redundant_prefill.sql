@@ -1,8 +1,8 @@
 -- How much of what is prefilled was ever new. Fresh: a step's context growth minus the previous step's output, not
 -- below 0 and not above its append: what even a cache that never gives anything up must prefill. Amplification: append
--- by fresh (not the macro, which divides by context growth). Steps with a trigger and a predecessor. TraceLab's
--- printed table takes growth minus output over all steps at once, without the two limits on each: net_fresh and
--- net_amplification are that.
+-- by fresh (not the macro, which divides by context growth). Steps with a trigger and a predecessor. The published
+-- table (facts.json prefix_cache.redundant_prefill) is the net_ columns: its program adds up growth minus output over
+-- all steps, without the two limits that the definition of fresh puts on each.
 -- Source: TraceLab, redundant_prefill; the limits: eviction_tradeoff.
 SELECT
     if(grouping(provider) = 1, 'all', provider) AS provider,
