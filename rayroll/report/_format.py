@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["hours", "percent", "ratio", "seconds", "several_seconds"]
+__all__ = ["hours", "percent", "plain", "ratio", "seconds", "several_seconds"]
 
 
 def hours(value: float | None) -> str:
@@ -58,3 +59,12 @@ def _three(number: float) -> str:
     """Three digits, never in scientific notation."""
     text = f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
     return text.replace("-", "−")
+
+
+def plain(value: Any) -> str:
+    """A value of any kind: counts with thousands separators, other numbers to four digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

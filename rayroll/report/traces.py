@@ -106,8 +106,8 @@ def render(found: Findings) -> str:
         published=[
             {
                 **row,
-                "ours": _plain(row["ours"]),
-                "published": _plain(row["published"]),
+                "ours": _format.plain(row["ours"]),
+                "published": _format.plain(row["published"]),
                 "difference": _signed(row["difference"]),
             }
             for row in found.published()
@@ -167,18 +167,10 @@ def _table(found: Findings, name: str) -> dict[str, Any]:
         "name": name,
         "definition": statistics.definition(name),
         "head": list(rows[0]) if rows else [],
-        "rows": [[_plain(value) for value in row.values()] for row in rows[:_MOST_ROWS]],
+        "rows": [[_format.plain(value) for value in row.values()] for row in rows[:_MOST_ROWS]],
         "more": max(0, len(rows) - _MOST_ROWS),
         "failed": found.failed.get(name, ""),
     }
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _encoded(line: Timeline) -> dict[str, Any]:

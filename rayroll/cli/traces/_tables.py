@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rayroll.report._format import plain
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -52,16 +54,8 @@ def show(on: Console, name: str, lines: Sequence[Mapping[str, Any]], definition:
     for column in lines[0] if lines else ["nothing"]:
         table.add_column(column, justify="left" if lines and isinstance(lines[0][column], str) else "right")
     for line in lines:
-        table.add_row(*map(_cell, line.values()))
+        table.add_row(*map(plain, line.values()))
     on.print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
