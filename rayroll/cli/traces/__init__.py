@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from rayroll.cli.traces import answers, sources
+from rayroll.cli.traces.predict import predict
 
 __all__ = ["traces"]
 
@@ -12,3 +13,5 @@ traces = typer.Typer(help="Traces of coding agents: Claude Code, Codex, and roll
 
 for command in (sources.collect, sources.sanitize, sources.load, answers.stats, answers.kv, sources.synth):
     traces.command()(command)
+
+traces.add_typer(predict, name="predict")
