@@ -209,7 +209,7 @@ def scripting(draw: random.Random, file: str) -> str:
             "print(len(re.findall(r'\\w+', text)))\nEOF",
             f"python3 -c 'print(sum(i * i for i in range({many})))'",
             f"python3 -m timeit -n {draw.choice([10, 100])} -r 3 'sorted(range(1000))'",
-            f"python3 -c \"import json; print(json.dumps([list(range(50))] * {many // 1000})[:80])\"",
+            f'python3 -c "import json; print(json.dumps([list(range(50))] * {many // 1000})[:80])"',
             "python3 -c 'import asyncio, http.client, unittest, sqlite3; print(1)'",
         )
     )
