@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from rayroll.cli.traces import answers, replay, report, serving, sources
+from rayroll.cli.traces.predict import predict
 
 __all__ = ["traces"]
 
@@ -21,3 +22,5 @@ for command in (
     replay.replay,
 ):
     traces.command()(command)
+
+traces.add_typer(predict, name="predict")

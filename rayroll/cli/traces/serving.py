@@ -24,6 +24,9 @@ def kv(
     break_even_s: Annotated[
         float, typer.Option("--break-even", help="Seconds of holding a cache that cost as much as filling it again.")
     ] = 300.0,
+    model: Annotated[
+        Path | None, typer.Option(help="Of `rayroll traces predict fit`: also hold by predicted waits for tools.")
+    ] = None,
     prefill: Annotated[bool, typer.Option("--prefill", help="Who is prefilled first, instead.")] = False,
     cost: Annotated[Path | None, typer.Option(help="Constants of your server (TOML), for --prefill.")] = None,
     load: Annotated[float, typer.Option(help="Work for the server's time: how often sessions start.")] = 0.8,
@@ -47,7 +50,7 @@ def kv(
             every_s = session_every_s if session_every_s is not None else "recorded" if as_recorded else None
             name, found, said = "prefill", *_prefill(opened, cost, load, every_s, budget_tokens)
         else:
-            name, found, said = "kv", _hold_or_drop(opened, break_even_s), {"break_even_s": break_even_s}
+            name, found, said = "kv", _hold_or_drop(opened, break_even_s, model), {"break_even_s": break_even_s}
     if csv_folder is not None:
         csv_folder.mkdir(parents=True, exist_ok=True)
         write_csv(csv_folder / f"{name}.csv", found)
@@ -59,11 +62,17 @@ def kv(
         typer.echo("no step of this trace has both times and tokens", err=True)
 
 
-def _hold_or_drop(store: Store, break_even_s: float) -> list[dict[str, Any]]:
+def _hold_or_drop(store: Store, break_even_s: float, model: Path | None) -> list[dict[str, Any]]:
     from rayroll.traces import kv as caches
 
-    gaps = caches.Gaps.read(store.connection)
-    return [asdict(outcome) for outcome in caches.study(gaps, caches.standard(break_even_s=break_even_s))]
+    expected = None
+    if model is not None:
+        from rayroll.traces.predict.gaps import waits
+        from rayroll.traces.predict.model import Predictor
+
+        expected = waits(store.connection, Predictor.load(model))
+    policies = caches.standard(break_even_s=break_even_s, predict=expected)
+    return [asdict(outcome) for outcome in caches.study(caches.Gaps.read(store.connection), policies)]
 
 
 def _prefill(
