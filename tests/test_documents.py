@@ -24,7 +24,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-GROUPS = {"traces", "vm"}
+GROUPS = {"traces", "predict", "vm"}
 """Commands that have commands of their own."""
 PROGRAMS = blocks("python")
 COMMANDS = [
@@ -50,7 +50,8 @@ def test_commands_name_targets_files_and_options_that_exist(command: str) -> Non
         targets = set(re.findall(r"^([\w/.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in words[1:] if "=" not in word} <= targets
     elif words[0] == "rayroll":
-        known = usage(*words[1 : 3 if words[1] in GROUPS else 2])
+        end = next(at for at, word in enumerate(words[1:], start=2) if word not in GROUPS)
+        known = usage(*words[1:end])
         assert {word.partition("=")[0] for word in words[2:] if word.startswith("--")} <= known
     elif words[:3] == ["ray", "job", "submit"]:
         script, *options = words[words.index("--") + 1 :]
