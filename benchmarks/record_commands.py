@@ -265,7 +265,10 @@ def main(argv: Sequence[str]) -> int:
     add("--tasks", type=int, help="only so many of each pack")
     add("--concurrency", type=int, default=1, help="sessions at a time [1]")
     add("--seed", type=int, default=0)
+    add("--smoke", action="store_true", help="one session of one little task: does it work?")
     options = parser.parse_args(argv)
+    if options.smoke:
+        options.pack, options.samples, options.tasks = ["hello_shell"], 1, 1
     tasks = [task for pack in options.pack or PACKS for task in load_pack(pack).tasks[: options.tasks]]
     random.Random(options.seed).shuffle(tasks)  # so that earlier and later sessions are not of other packages
     began_s = time.monotonic()

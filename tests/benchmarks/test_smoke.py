@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from requirements import check, use_testbed
 
+from rayroll.traces.predict.examples import sessions_in
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -133,6 +135,20 @@ def test_traces_are_read_stored_and_asked() -> None:
     assert [part["rows"] for part in line["ingest"]] == [133, 266]
     assert min(line["raw_mb_per_s"], line["raw_rss_mb"], line["report_s"]) > 0
     assert line["store"]["steps"] > 0 and line["store"]["statistics"] > 40
+
+
+def test_calls_are_predicted_better_than_by_their_tool() -> None:
+    line = last_line("predict.py")
+    assert line["gain_vs_tool"] > 0.15
+    assert set(line["splits"]) == {"session", "time", "task", "repository", "made up"}
+    assert line["keys"] > 0 and line["load_ms"] > 0 and line["answer_us"] > 0
+
+
+def test_commands_are_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "commands.jsonl.zst"
+    assert last_line("record_commands.py", "--out", str(out))["sessions"] == 1
+    [session] = sessions_in(out)
+    assert session.calls and all(timed.call.input for timed in session.calls)
 
 
 def test_the_scheduler_settles_every_rollout_and_its_policies_are_compared() -> None:
