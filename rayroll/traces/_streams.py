@@ -66,11 +66,27 @@ class _ZstdFrames(io.RawIOBase):
         return count
 
 
+def check_target(path: Path) -> None:
+    """Raises ConfigError where rows cannot be written to a path of that name."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", fix=f"name a file, such as {path / 'rows.jsonl'}")
+    if not path.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+        raise ConfigError(f"rows cannot be written as {path.name}", fix="end it with .jsonl, .jsonl.gz or .jsonl.zst")
+
+
 @contextmanager
 def open_write(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, for its owner's eyes only: traces hold what people typed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """A new file, for its owner's eyes only: traces hold what people typed.
+
+    Raises:
+        ConfigError: A folder has that name, its ending is none of rows, or nothing may be written there.
+    """
+    check_target(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", fix="choose another file") from None
     with os.fdopen(fd, "wb", buffering=_BUFFER_BYTES) as raw:
         if path.suffix == ".gz":
             # No name and no time inside: the same rows are the same bytes.

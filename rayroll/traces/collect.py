@@ -25,7 +25,7 @@ from rayroll.errors import ConfigError
 from rayroll.traces._owners import Kept, decide, in_order
 from rayroll.traces._report import CollectReport, LogReport, Skipped
 from rayroll.traces._state import KnownLog, SqliteShelf, State
-from rayroll.traces._streams import open_write
+from rayroll.traces._streams import check_target, open_write
 from rayroll.traces.discover import Logs, default_roots, find_logs, homes_of
 from rayroll.traces.formats import LogFormat, Source, formats, load_format
 from rayroll.traces.lines import LogLines, Loss
@@ -72,9 +72,11 @@ def collect(
         progress: Called before each log, and before the output is written.
 
     Raises:
-        ConfigError: A root does not exist, nothing was found, or another run is writing to ``out``.
+        ConfigError: A root does not exist, nothing was found, ``out`` is no name for rows, or another
+            run is writing to it.
     """
     started, target = time.monotonic(), Path(out)
+    check_target(target)
     beside = target.with_name(target.name + ".state")
     unlisted: list[Skipped] = []
 

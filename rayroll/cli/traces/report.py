@@ -43,6 +43,8 @@ def report(
     from rayroll.traces.store import Store
 
     page.check_extra()
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder", fix=f"--out {out / 'report.html'}")
     if not out.parent.is_dir():
         raise ConfigError(f"cannot write {out}: there is no folder {out.parent}", fix=f"mkdir -p {out.parent}")
     table = price_tables.load(prices)
