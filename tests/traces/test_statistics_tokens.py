@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from traces.four_steps import PRICES, ROWS, UNKNOWN, row, rows
-from traces.tiny import reasoning, result, session, step, store, text, usage, user
+from traces.tiny import call, reasoning, result, session, step, store, text, usage, user
 
 from rayroll.traces import statistics
 from rayroll.traces.store import Store
@@ -111,6 +111,29 @@ def test_decode_after_reasoning_leaves_the_first_token_out() -> None:
         "p50_tokens_per_s": 20,
         "ttft_steps": 1,
         "ttft_residual_p50_s": 2,
+    }
+
+
+def test_steps_alike_but_for_their_append_are_compared_pair_by_pair() -> None:
+    def steps(prefix: int, append: int, times: tuple[float, ...]) -> list[dict[str, Any]]:
+        return [step(user(0), call(s), prefix=prefix, append=append, output=100) for s in times]
+
+    # 25 pairs: 4 beats 1, 2, 3 and ties with 4; 5 beats four and ties with 5; 6 (three times) beats all five.
+    made = session(
+        "a",
+        *steps(8000, 200, (1, 2, 3, 4, 5)),
+        *steps(4000, 4200, (4, 5, 6, 6, 6)),
+        *steps(40_000, 200, (1, 1, 1, 1, 1)),  # another bucket, and nobody to compare with
+        step(user(0), call(900), prefix=8000, append=200, output=100),  # beyond the 99th percentile
+        step(user(0), text(9), prefix=8000, append=200, output=100),  # no call
+    )
+    assert row(made, "append_against_prefix") == {
+        "buckets": 1,
+        "p_slower": (3.5 + 4.5 + 15) / 25,
+        "cliffs_delta": 2 * 23 / 25 - 1,
+        "slower_buckets": 1,
+        "median_ratio": 2,
+        "best_balanced_accuracy": 0.8,  # from 4 on: all five, and three of the others are below
     }
 
 
