@@ -63,6 +63,8 @@ FIRST_LIFETIME_S = 60
 PAGE = 100
 UNDO_PATIENCE_S = 5.0
 GONE_PATIENCE_S = 20.0
+AWAY_PATIENCE_S = 10.0
+"""How long a removal waits for a server that does not answer: it may be starting again, and has to be told."""
 FIX = "pip install 'rayroll[opensandbox]'"
 
 
@@ -443,17 +445,20 @@ class OpenSandboxSubstrate(Substrate):
 
     async def _remove(self, id: str) -> None:
         connection, manager, _ = self._opened()
-        deadline_s = time.monotonic() + GONE_PATIENCE_S
+        start_s = time.monotonic()
         while True:
             try:
                 with _translated(connection.get_domain()):
                     await manager.kill_sandbox(id)
                 return
+            except EngineDownError:
+                if time.monotonic() > start_s + AWAY_PATIENCE_S:
+                    raise
             except SubstrateError as error:
                 if error.facts.get("status") == 404:
                     return
                 # 500: it ends by itself, or somebody else removes it, at this very moment.
-                if error.facts.get("status") not in (409, 500) or time.monotonic() > deadline_s:
+                if error.facts.get("status") not in (409, 429, 500) or time.monotonic() > start_s + GONE_PATIENCE_S:
                     raise
             await asyncio.sleep(0.1)
 

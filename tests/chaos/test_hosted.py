@@ -84,5 +84,15 @@ async def test_a_create_that_its_server_does_not_survive_says_so_at_once_and_lea
     assert await containers_of(run_id) == []
 
 
+async def test_a_sandbox_is_removed_by_the_next_server_where_its_own_is_away(server: Server, run_id: str) -> None:
+    async with OpenSandboxSubstrate(OpenSandboxConfig(network="open")) as hosted:
+        sandbox = await hosted.create(SandboxSpec(), Lease(run_id, "test"))
+        await server.kill()
+        removing = asyncio.create_task(hosted.destroy(sandbox.ref))
+        await server.start()
+        await removing
+    assert await containers_of(run_id) == []
+
+
 async def is_free_of(run_id: str) -> bool:
     return not await containers_of(run_id)
