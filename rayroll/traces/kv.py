@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from rayroll.errors import ConfigError
+from rayroll.traces.published import Comparison, compare, numbers
 
 if TYPE_CHECKING:
     import duckdb
@@ -27,6 +28,7 @@ __all__ = [
     "Gaps",
     "Outcome",
     "Policy",
+    "beside_published",
     "by_trigger",
     "fixed",
     "oracle",
@@ -169,6 +171,7 @@ def standard(
     *, break_even_s: float = 300.0, predict: Callable[[Gap], float | None] | None = None
 ) -> tuple[Policy, ...]:
     """What is worth comparing: the three times of TraceLab's table, patience with tools alone, and who knows more."""
+    _check(break_even_s=break_even_s)
     foretold = () if predict is None else (predicted(predict, break_even_s),)
     return (
         *(fixed(ttl_s) for ttl_s in (60.0, 300.0, 3600.0)),
@@ -187,6 +190,18 @@ def study(gaps: Gaps, policies: Iterable[Policy]) -> list[Outcome]:
         for sums in [_sums(policy, gaps.gaps)]
         for provider in providers
     ]
+
+
+def beside_published(outcomes: Iterable[Outcome]) -> list[tuple[str, Comparison]]:
+    """What TraceLab published of fixed times beside their outcomes, each with its policy's name.
+
+    Only with the whole public data set (``published.is_public_data``) are they to be equal.
+    """
+    times_s = {fixed(number.row["ttl_s"]).name: number.row["ttl_s"] for number in numbers("eviction_sweep")}
+    names = {ttl_s: name for name, ttl_s in times_s.items()}
+    rows = [asdict(one) | {"ttl_s": times_s[one.policy]} for one in outcomes if one.policy in times_s]
+    compared = compare("eviction_sweep", rows)
+    return [(names[one.published.row["ttl_s"]], one) for one in compared if one.ours is not None]
 
 
 @dataclass(slots=True)

@@ -129,17 +129,19 @@ def append_batches(budget_tokens: int, *, patience_s: float = 10.0) -> Order:
     """Short appends go together, the shortest first, as long as they fit into a budget of tokens.
 
     Raises:
-        ConfigError: The budget is below one token.
+        ConfigError: The budget is below one token, or the patience below nothing.
     """
+    if not patience_s >= 0:
+        raise ConfigError(f"patience_s: {patience_s} is no time", fix="seconds, 0 or more; inf never ends")
     if budget_tokens < 1:
-        raise ConfigError("a batch needs a budget of one token at least", budget_tokens=budget_tokens)
+        raise ConfigError("a batch needs a budget of one token at least", budget_tokens=budget_tokens, fix="say 16384")
     name = f"append batches of {budget_tokens}"
     return Order(name, key=lambda arrival: arrival.append_tokens, budget_tokens=budget_tokens, patience_s=patience_s)
 
 
-def standard(budget_tokens: int = 16_384) -> tuple[Order, ...]:
+def standard(budget_tokens: int = 16_384, *, patience_s: float = 10.0) -> tuple[Order, ...]:
     """What is worth comparing."""
-    return FIRST_COME, SHORTEST_APPEND, append_batches(budget_tokens)
+    return FIRST_COME, SHORTEST_APPEND, append_batches(budget_tokens, patience_s=patience_s)
 
 
 def load_cost(path: Path | str) -> CostModel:
@@ -222,7 +224,10 @@ def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | 
     Args:
         connection: Of the store.
         session_every_s: Start a session every so many seconds, in the order in which they started, each at its own pace
-            after that: the load on the server, where the recorded one is spread over months. None: as recorded.
+            after that: the load on the server, where the recorded one is spread over months. When the last has had
+            its time the first starts again, for ever, and what comes in one such round is returned: sessions take
+            days, so that a single pass would leave the server idle for most of its time. 0: all at once, and once.
+            None: as recorded.
 
     Raises:
         ConfigError: Sessions cannot start so often.
@@ -243,8 +248,15 @@ def arrivals(connection: duckdb.DuckDBPyConnection, *, session_every_s: float | 
         )
         ORDER BY at_us, step_id
     """).fetchall()
+    sessions = max((row[3] for row in rows), default=-1) + 1
+    round_s = sessions * session_every_s if session_every_s else math.inf
     return [
-        Arrival(step_id, recorded_s if session_every_s is None else place * session_every_s + own_s, prefix, append)
+        Arrival(
+            step_id,
+            recorded_s if session_every_s is None else (place * session_every_s + own_s) % round_s,
+            prefix,
+            append,
+        )
         for step_id, recorded_s, own_s, place, prefix, append in rows
     ]
 

@@ -260,7 +260,18 @@ def _line(row: Mapping[str, Any]) -> bytes:
 def _cannot_open(path: Path | str, error: Exception) -> ConfigError:
     if "lock" in str(error).lower():
         return ConfigError(f"{path} is in use by another program", fix="end that one, or have both open it read-only")
+    if not _is_duckdb(Path(path)):  # what DuckDB says then depends on the file's name
+        return ConfigError(f"{path} is no trace store", fix=f"if it is a trace: rayroll traces load {path}")
     return ConfigError(f"{path} is no trace store: {error}", fix="name a new file, and load the traces into it")
+
+
+def _is_duckdb(path: Path) -> bool:
+    """False of another program's file; what cannot be read may be one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(12)[8:] == b"DUCK"
+    except OSError:
+        return True
 
 
 def _make_or_check(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:

@@ -93,9 +93,15 @@ def test_caches_and_orders_are_studied_as_tables_csv_files_and_json(rows: Path) 
         ]  # fmt: skip
         assert [same[name] for name in MEASURES] == [line[name] for name in MEASURES]
     assert (folder / "kv.csv").read_text().startswith("policy,provider,steps")
+    assert [one["policy"] for one in held["kv_published"][::3]] == ["fixed 60 s", "fixed 300 s", "fixed 3600 s"]
+    assert held["is_public_data"] is False and {one["difference"] for one in held["kv_published"]} == {None}
+    assert (
+        (folder / "kv_published.csv").read_text().startswith("policy,measure,ours,published,difference\nfixed 60 s,hit")
+    )
     orders = json.loads(said("kv", store, "--prefill", "--json", "--csv", folder))
     assert [one["order"] for one in orders["prefill"]] == ["first come", "shortest append", "append batches of 16384"]
     assert orders["load"] == 0.8 and orders["session_every_s"] > 0 and orders["token_s"] == 35e-6
+    assert (orders["budget_tokens"], orders["patience_s"]) == (16384, 10)
     assert (folder / "prefill.csv").read_text().startswith("order,steps")
 
 

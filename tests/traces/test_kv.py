@@ -109,6 +109,21 @@ def test_what_is_worth_comparing_names_itself(gaps: Gaps) -> None:
     ]
 
 
+def test_what_was_published_of_fixed_times_stands_beside_them(gaps: Gaps) -> None:
+    beside = kv.beside_published(kv.study(gaps, kv.standard()))
+    assert [(policy, one.published.column, one.published.value) for policy, one in beside] == [
+        (policy, column, value)
+        for policy, values in {
+            "fixed 60 s": (0.854, 0.74, 18.9),
+            "fixed 300 s": (0.94, 1.9, 7.4),
+            "fixed 3600 s": (0.986, 5.07, 1.8),
+        }.items()
+        for column, value in zip(("hit_rate", "storage_ratio", "amplification"), values, strict=True)
+    ]
+    assert [one.ours for _, one in beside[:3]] == [*outcome(gaps, kv.fixed(60))]
+    assert kv.beside_published(kv.study(gaps, [kv.fixed(61), kv.oracle(60)])) == []
+
+
 def test_a_trace_without_gaps_has_no_outcome() -> None:
     with store() as traces:
         assert kv.study(Gaps.read(traces.connection), kv.standard()) == []

@@ -118,6 +118,23 @@ def test_sessions_may_start_at_a_pace_and_keep_their_own() -> None:
     assert [(one.at_s, one.append_tokens) for one in found] == [(0, 5), (4, 7), (3, 9)]
 
 
+def test_sessions_start_again_when_the_last_has_had_its_time() -> None:
+    with store(*TRACE) as traces:
+        assert [one.at_s for one in arrivals(traces.connection, session_every_s=1.5)] == [
+            0,
+            1,
+            1.5,
+        ]  # 4 s in rounds of 3
+        assert [one.at_s for one in arrivals(traces.connection, session_every_s=0)] == [0, 4, 0]
+
+
+def test_days_between_steps_take_no_load_off_the_server() -> None:
+    days = [session(f"{n}", step(user(0), append=9), step(user(n * 1e5), append=9)) for n in range(1, 50)]
+    with store(*days) as traces:
+        queue = arrivals(traces.connection, session_every_s=pace_s(traces.connection, 0.5, COST))
+    assert serve(queue, FIRST_COME, COST).busy_share == pytest.approx(0.5, rel=0.05)
+
+
 def test_a_pace_gives_the_server_its_load() -> None:
     with store(*TRACE) as traces:  # 5, 7 and 9 tokens: 1.5 + 1.7 + 1.9 s of work in two sessions
         assert pace_s(traces.connection, 0.5, COST) == pytest.approx(5.1)
@@ -156,6 +173,8 @@ def test_costs_are_times(name: str) -> None:
 def test_a_budget_and_a_pace_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="budget"):
         append_batches(0)
+    with pytest.raises(ConfigError, match="patience"):
+        append_batches(1, patience_s=math.nan)
     with store() as traces, pytest.raises(ConfigError, match="pace"):
         arrivals(traces.connection, session_every_s=-1)
 

@@ -137,6 +137,27 @@ def test_steps_alike_but_for_their_append_are_compared_pair_by_pair() -> None:
     }
 
 
+def alike(*times: float, append: int, began: float | None = None) -> list[dict[str, Any]]:
+    """Steps of one size of input and output; with ``began``, a result came then, and the user's message after it."""
+    before = () if began is None else (result(began),)
+    return [step(*before, user(0), call(s), prefix=8200 - append, append=append, output=100) for s in times]
+
+
+def test_a_bucket_is_slower_by_its_medians_whatever_its_pairs_say() -> None:
+    beyond = alike(900, append=200)  # the 99th percentile
+    made = session("a", *alike(1, 2, 3, 4, 5, append=200), *alike(1, 1, 3.5, 3.5, 3.5, append=4200), *beyond)
+    found = row(made, "append_against_prefix")
+    assert found["p_slower"] == (2 * 0.5 + 3 * 3) / 25
+    assert (found["median_ratio"], found["slower_buckets"]) == (3.5 / 3, 1)
+
+
+def test_steps_are_alike_if_their_newest_input_is_of_one_type() -> None:
+    # These began with a result, 9 s before: they are a user's all the same, and timed from what the user wrote.
+    made = session("a", *alike(1, 2, 3, 4, 5, append=200), *alike(1, 2, 3, 4, 5, append=4200, began=-9))
+    found = row(made, "append_against_prefix")
+    assert (found["buckets"], found["p_slower"], found["slower_buckets"]) == (1, 0.5, 0)
+
+
 def test_decode_speed_is_binned_by_what_the_step_read() -> None:
     sizes = (1023, 1024, 2047)
     made = session("a", *(step(user(0), text(n + 1), prefix=size, output=60) for n, size in enumerate(sizes)))

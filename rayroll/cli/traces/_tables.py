@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rayroll.traces.collect import Progress
 
-__all__ = ["StorePath", "console", "logs_bar", "show", "write_csv"]
+__all__ = ["StorePath", "console", "folder_for", "logs_bar", "show", "write_csv"]
 
 StorePath = Annotated[Path, typer.Argument(help="A store that `rayroll traces load` has made.")]
 
@@ -56,6 +56,21 @@ def show(on: Console, name: str, lines: Sequence[Mapping[str, Any]], definition:
     for line in lines:
         table.add_row(*map(plain, line.values()))
     on.print(table)
+
+
+def folder_for(path: Path | None) -> None:
+    """Make the folder that files are to go to; asked first, so that no long computation is for nothing.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    from rayroll.errors import ConfigError
+
+    try:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {path}: {error.strerror}", fix="name another folder") from None
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rayroll.cli.traces._tables import StorePath, console, show, write_csv
+from rayroll.cli.traces._tables import StorePath, console, folder_for, show, write_csv
 
 __all__ = ["stats"]
 
@@ -29,6 +29,7 @@ def stats(
     from rayroll.traces import statistics
     from rayroll.traces.store import Store
 
+    folder_for(csv_folder)
     table = price_tables.load(prices).rows()
     found: dict[str, list[dict[str, Any]]] = {}
     with Store.open(store, read_only=True) as opened:
@@ -36,7 +37,6 @@ def stats(
             given = {"prices": table} if "prices" in statistics.parameters(name) else {}
             found[name] = statistics.compute(opened.connection, name, **given)
     if csv_folder is not None:
-        csv_folder.mkdir(parents=True, exist_ok=True)
         for name, lines in found.items():
             write_csv(csv_folder / f"{name}.csv", lines)
     if as_json:

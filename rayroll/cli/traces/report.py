@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rayroll.cli.traces._tables import StorePath, console, show
+from rayroll.cli.traces._tables import StorePath, console, folder_for, show
 
 if TYPE_CHECKING:
     from rayroll.traces.findings import Findings
@@ -47,6 +47,7 @@ def report(
         raise ConfigError(f"{out} is a folder", fix=f"--out {out / 'report.html'}")
     if not out.parent.is_dir():
         raise ConfigError(f"cannot write {out}: there is no folder {out.parent}", fix=f"mkdir -p {out.parent}")
+    folder_for(csv_folder)
     table = price_tables.load(prices)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Store.open(store, read_only=True) as opened, Progress(*columns, console=console(), transient=True) as bar:

@@ -12,6 +12,8 @@ from rayroll.cli.traces._tables import logs_bar
 
 __all__ = ["collect", "load", "sanitize", "synth"]
 
+_KINDS = {"raw": "an agent's log", "rollouts": "rollouts of rayroll's own", "duckdb": "a DuckDB file"}
+
 
 def collect(
     out: Annotated[Path, typer.Option(help="Rows go here: .jsonl, .jsonl.gz or .jsonl.zst.")] = Path("traces.jsonl"),
@@ -24,8 +26,11 @@ def collect(
     report: Annotated[Path | None, typer.Option(help="Write what was skipped, by file and line, as JSON.")] = None,
 ) -> None:
     """Read sessions of Claude Code and Codex into rows, one for each call of a model; again reads only what is new."""
+    from rayroll.errors import ConfigError
     from rayroll.traces import collect as collecting
 
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise ConfigError(f"cannot write {report}", fix="name a file in a folder that is there")
     with logs_bar() as show:
         found = collecting.collect(root, out, all_users=all_users, fresh=fresh, prune=prune, progress=show)
     if report is not None:
@@ -52,20 +57,36 @@ def sanitize(
     The key of the pseudonyms is made for this run and written nowhere. What was written is checked as it is written.
     """
     from rayroll.errors import ConfigError
+    from rayroll.traces.reading import recognise
     from rayroll.traces.rows import read_rows, write_rows
     from rayroll.traces.sanitize import check as leaks_of
     from rayroll.traces.sanitize import sanitize_rows
 
+    for file in (rows, out) if check else (rows,):
+        if not file.is_file():
+            raise ConfigError(
+                f"there is no file of rows {file}", fix="name a file that rayroll traces collect has written"
+            )
+        # Of another kind of file there would be no rows, and nothing that leaks.
+        if (kind := recognise(file)) != "rows":
+            raise ConfigError(
+                f"{file} is no file of rows, but {_KINDS[kind]}",
+                fix="rayroll traces collect makes rows of agents' logs",
+            )
+    lost: list[str] = []
     if check:
         leaks = leaks_of(read_rows(rows), read_rows(out))
     else:
         if out.exists() and out.samefile(rows):
             raise ConfigError("the rows would be overwritten by their sanitized ones", fix="name another file")
-        count = write_rows(out, sanitize_rows(read_rows(rows)))  # type: ignore[arg-type]
+        told = read_rows(rows, on_bad=lambda line, reason: lost.append(f"{rows}:{line}: {reason}"))
+        count = write_rows(out, sanitize_rows(told))  # type: ignore[arg-type]
         leaks = leaks_of(read_rows(rows), read_rows(out))
         typer.echo(f"{count} rows: {out}")
-    for leak in leaks[:20]:
-        typer.echo(f"  {leak}", err=True)
+    if lost:
+        typer.echo(f"  {len(lost)} lines left out, for they are no rows", err=True)
+    for what in [*lost[:10], *leaks[:20]]:
+        typer.echo(f"  {what}", err=True)
     typer.echo(f"{len(leaks)} leaks" if leaks else "nothing of the input is left but what is on the list")
     if leaks:
         raise typer.Exit(1)

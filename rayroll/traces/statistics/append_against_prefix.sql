@@ -1,30 +1,37 @@
 -- Steps alike in all but where their input came from: is an append-heavy step (append 1,024 or more, and a quarter of the
 -- input or more) slower than a prefix-heavy one (prefix 4,096 or more, append a tenth of the input at most)? Their time is
 -- from the newest input to the last tool call, 50 ms or more and no more than the 99th percentile of its provider, model
--- and trigger, of steps that read 4,096 tokens or more. Compared within buckets of one provider, model and trigger, a
--- quarter octave of input and half an octave of output, with five of each or more. p_slower: of all pairs, those where the
--- append-heavy step took longer, ties half; cliffs_delta = 2 p_slower - 1; slower_buckets: those whose own is above a
--- half; median_ratio: of the buckets' ratios of medians; best_balanced_accuracy: of the best single threshold on the time
--- over the bucket's prefix-heavy median, for telling the two apart.
--- Source: TraceLab, facts.json decode.append_vs_prefix_matched; its program.
+-- and newest input's type, of steps that read 4,096 tokens or more. Compared within buckets of one provider, model and
+-- newest input's type (not the trigger, which is the first's), a quarter octave of input and half an octave of output,
+-- with five of each or more. p_slower: of all pairs, those where the append-heavy step took longer, ties half;
+-- cliffs_delta = 2 p_slower - 1; slower_buckets: those whose append-heavy median is the longer one; median_ratio: of the
+-- buckets' ratios of medians; best_balanced_accuracy: of the best single threshold on the time over the bucket's
+-- prefix-heavy median, for telling the two apart.
+-- Source: TraceLab, append_vs_prefix_latency over timing_fit's full-turn segments.
 WITH called AS (
     SELECT step_id, max(happened_at) AS called_at FROM events WHERE type = 'tool_call' GROUP BY step_id
 ),
+asked AS (
+    SELECT step_id, max_by(type, (happened_at, -event_index)) AS newest, max(happened_at) AS asked_at
+    FROM events JOIN called USING (step_id)
+    WHERE type IN ('user_message', 'tool_result') AND happened_at <= called_at
+    GROUP BY step_id
+),
 spans AS (
     SELECT
-        provider, model, first_event_type AS trigger, prefix_tokens, append_tokens, input_tokens, output_tokens,
-        (epoch_us(called_at) - epoch_us(input_at)) / 1e6 AS seconds
-    FROM steps JOIN called USING (step_id)
+        provider, model, newest, prefix_tokens, append_tokens, input_tokens, output_tokens,
+        (epoch_us(called_at) - epoch_us(asked_at)) / 1e6 AS seconds
+    FROM steps JOIN called USING (step_id) JOIN asked USING (step_id)
     WHERE input_tokens >= 4096
 ),
 timed AS (
-    SELECT *, quantile_cont(seconds, 0.99) OVER (PARTITION BY provider, model, trigger) AS most_s
+    SELECT *, quantile_cont(seconds, 0.99) OVER (PARTITION BY provider, model, newest) AS most_s
     FROM spans WHERE seconds >= 0.05
 ),
 sided AS (
     SELECT
         provider, seconds,
-        concat_ws('|', provider, model, trigger, floor(log2(input_tokens) / 0.25),
+        concat_ws('|', provider, model, newest, floor(log2(input_tokens) / 0.25),
             if(output_tokens > 0, floor(log2(output_tokens) / 0.5), -1)) AS bucket,
         CASE
             WHEN append_tokens >= 1024 AND append_tokens >= 0.25 * input_tokens THEN 1
@@ -76,7 +83,7 @@ SELECT
     count(*) AS buckets,
     sum(won) / sum(n * m) AS p_slower,
     2 * p_slower - 1 AS cliffs_delta,
-    count(*) FILTER (WHERE won > n * m / 2) AS slower_buckets,
+    count(*) FILTER (WHERE ratio > 1) AS slower_buckets,
     quantile_cont(ratio, 0.5) AS median_ratio,
     any_value(best) AS best_balanced_accuracy
 FROM scoped JOIN (SELECT provider, max(accuracy) AS best FROM thresholds GROUP BY provider) USING (provider)
