@@ -46,6 +46,9 @@ __all__ = ["KubernetesConfig", "KubernetesSubstrate"]
 
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 GONE_PATIENCE_S = 20.0
+GRACE_S = 1
+"""What the container of a pod that another made has between TERM and KILL; with none the API forgets it at once."""
+KILL_S = 0.5
 UNDO_PATIENCE_S = 5.0
 """How long whoever called a create that failed waits until nothing is left of it."""
 UNDONE_BY_S = 120.0
@@ -340,9 +343,12 @@ class KubernetesSubstrate(Substrate):
         """The same for a pod that somebody may still speak to: when this returns, nothing runs in it any more."""
         # A kubelet takes a pod whose container it has not yet seen for one without any, and says that it is gone.
         await self._until(name, lambda pod: pods.STARTED not in _notes(pod) or status.is_running(pod))
-        await self._remove(name, grace_s=1)
+        killed_by_s = time.monotonic() + GRACE_S + KILL_S
+        await self._remove(name, grace_s=GRACE_S)
         await self._until(name, lambda _: False)
         await self._remove(name)
+        # On a busy node it may say so of one that it has seen, too, and its container runs on until the grace is over.
+        await asyncio.sleep(killed_by_s - time.monotonic())
 
     async def _until(self, name: str, holds: Callable[[Pod], bool]) -> None:
         """Wait for something of a pod, or its end; a while, for a silent node is what its runner's lease is for."""
