@@ -341,6 +341,8 @@ class KubernetesSubstrate(Substrate):
 
     async def _remove_anothers(self, name: str) -> None:
         """The same for a pod that somebody may still speak to: when this returns, nothing runs in it any more."""
+        if await self._look(name) is None:
+            return
         # A kubelet takes a pod whose container it has not yet seen for one without any, and says that it is gone.
         await self._until(name, lambda pod: pods.STARTED not in _notes(pod) or status.is_running(pod))
         killed_by_s = time.monotonic() + GRACE_S + KILL_S
